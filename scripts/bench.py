@@ -113,11 +113,13 @@ def _options() -> argparse.Namespace:
         "--joeynmt",
         type=Path,
         metavar="PYTHON",
-        help="dialog: an interpreter that has joeynmt, measured beside ours; see CONTRIBUTING.md",
+        help="dialog: an interpreter that has joeynmt, measured beside ours; see docs/speed.md",
     )
     parser.add_argument("--json", type=Path, help="write every number here")
     parser.add_argument("--picture", type=Path, help="draw the records of scaling; needs --memory")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="write what scale measured for the pages")
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="folder for the tables of all that scale measures"
+    )
     parser.add_argument("--busy", action="store_true", help="--results: the machine does other work, too")
     parser.add_argument("--store", action="store_true", help=f"keep the ratios in {STORED.name}")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a stored ratio got worse")
@@ -132,7 +134,10 @@ def _options() -> argparse.Namespace:
             parser.error(f"--only: none of these has {options.only!r} in its name: {'; '.join(names)}")
     if options.threads is not None and options.threads < 1:
         parser.error("--threads: must be at least 1")
-    for path in filter(None, (options.json, options.picture)):
+    if options.results and ("scale" not in options.subjects or options.only or options.without):
+        parser.error("--results replaces all numbers of scale; add scale, and leave out --only and --without")
+    tables = [options.results / f"{name}.json" for name in scale.results([], {})] if options.results else []
+    for path in (*filter(None, (options.json, options.picture)), *tables):
         try:
             require_writable(path)
         except HighrankError as error:

@@ -16,47 +16,43 @@ from pathlib import Path
 from typing import Any
 
 from page_tables import table
-from results_table import entry, hash_of_run, torch_of
-from run_logs import errors_in_one_line
-from table_columns import TABLES
+from results_table import NUMBERS, at, entry, hash_of_run, torch_of
+from script_errors import errors_in_one_line
+from table_columns import DECODED, TABLES
 
+from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
 from lm.disk.storage import read_json, write_json
 from lm.errors import require
+from lm.runs.inputs import config_of
 
 Result = Mapping[str, Any]
 NAME = "decoding"
+KEYS = NUMBERS | {  # keys of a number in a result, by the name that scripts/table_columns.py has
+    "perplexity": NUMBERS["test_perplexity"],
+    "inter_distinct_1": ("inter_distinct_1",),
+}
 FREE = ("products", "seed")  # keys that are not part of a way of decoding
 
 
 def numbers(result: Result) -> dict[str, Any]:
-    """Numbers of a system, as scripts/table_columns.py names them; people have no perplexity."""
-    return {
-        "perplexity": result.get("perplexity"),
-        "bleu_legacy_1": result["bleu_legacy"]["1"],
-        "bleu_legacy_4": result["bleu_legacy"]["4"],
-        "inter_distinct_1": result["inter_distinct_1"],
-        "inter_distinct_2": result["inter_distinct_2"],
-        "mean_length": result["mean_length"],
-        "same_answer": result["most_common_share"],
-    }
+    """Numbers of a system by column of the table; people have no perplexity."""
+    return {name: at(result, KEYS[name]) for _, name, _ in DECODED}
 
 
-def settings(result: Result) -> list[str]:
-    """Keys of decoding that are not the default; a path is reduced to its last part."""
-    usual = DecodeConfig().model_dump(mode="json")
-    changed = {
-        key: value for key, value in result["decode"].items() if value != usual[key] and key not in FREE
-    }
-    if "mmi_run" in changed:
+def settings(result: Result, usual: DecodeConfig) -> list[str]:
+    """Keys of decoding that differ from those of the run; a path is reduced to its last part."""
+    own = usual.model_dump(mode="json")
+    changed = {key: value for key, value in result["decode"].items() if value != own[key] and key not in FREE}
+    if changed.get("mmi_run"):
         changed["mmi_run"] = f"runs/{Path(changed['mmi_run']).name}"
     return [f"decode.{key}={json.dumps(value)}" for key, value in changed.items()]
 
 
 def entry_of(label: str, result: Result, machine: str) -> dict[str, Any]:
     """A way of decoding in the form of results/*.json."""
-    changed = settings(result)
     systems = [Path(one["run"]) for one in (result, *result.get("ensemble_with", ()))]
+    changed = settings(result, config_of(systems[0], DialogConfig).config.decode)
     options, data = [f"--set {shlex.quote(text)}" for text in changed], result["data"]
     if data["references_file"]:
         options.insert(0, f"--references {Path(data['references_file']).name}")

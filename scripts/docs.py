@@ -17,7 +17,7 @@ from typing import Any
 
 from head_pictures import head_picture
 from page_tables import page_tables
-from run_logs import errors_in_one_line
+from script_errors import errors_in_one_line
 
 from dialog.config import DialogConfig
 from lm.config.section import MAX_SEED, MAX_SIZE

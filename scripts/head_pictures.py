@@ -11,6 +11,7 @@ from lm.heads.registry import HEADS, HeadRow
 SHOWN = {"sigsoftmax": "exp · σ", "sigmoid": "σ", "relu": "relu + ε"}
 ROW, TOP, LEFT, WIDTH = 50, 26, 104, 900  # height of a row and of its boxes, place of the first box, width
 BEHIND = 4  # offset of the boxes of further components
+LAYERS = {"lower_components", "facet_layers"}  # keys of the kinds that read several layers
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Box:
         return 18 + 7.4 * len(self.text)
 
 
-def steps(kind: str, row: HeadRow) -> list[Box]:
+def steps(row: HeadRow) -> list[Box]:
     """Steps of a kind of head, from the hidden state to P."""
     normalised = f"{SHOWN.get(row.link, row.link)}, normalised"
     if not row.is_mixture:
-        bend = [Box("learned f")] if kind == "plif" else []
+        bend = [Box("learned f")] if "intervals" in row.fields else []
         return [Box("h"), Box("W h + b"), *bend, Box(normalised)]
-    states = "h of several layers" if kind in ("doc", "mfs", "cpr") else "h"
+    states = "h of several layers" if LAYERS.intersection(row.fields) else "h"
     contexts = [Box(states), Box("cₖ = s · tanh(Wₖ h + bₖ)", each=True)]
     if row.mixes == "contexts":
         return [*contexts, Box("Σ πₖ cₖ", mixes=True), Box("W c + b"), Box(normalised)]
@@ -75,6 +76,6 @@ def head_picture() -> str:
         f' viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
     ]
-    for number, (kind, row) in enumerate(HEADS.items()):
-        lines += drawn_row(row.label, steps(kind, row), 24 + ROW * number)
+    for number, row in enumerate(HEADS.values()):
+        lines += drawn_row(row.label, steps(row), 24 + ROW * number)
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from lm.disk.storage import write_atomic  # noqa: E402
 from lm.errors import Interrupted  # noqa: E402
 from tests.matrix.row import Case, Row, dice  # noqa: E402
 from tests.matrix.table import ROWS  # noqa: E402
@@ -80,7 +81,7 @@ class Tally:
 
 
 def tallies(results: Path, seed: int, times: int) -> dict[str, Tally]:
-    """Results of every row in the results file, and the required number of nights."""
+    """Tallies by name of row: the cases that ``times`` nights demand, and the kept results of a seed."""
     found = {row.name: Tally(row, times * row.night) for row in ROWS}
     for result in kept_results(results):
         if result["seed"] == seed and result["row"] in found:
@@ -103,10 +104,14 @@ def cut_torn_line(results: Path) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def forget_failures(results: Path) -> None:
-    """Leave out of the results file what has failed, so that it is run again."""
-    kept = [result for result in kept_results(results) if not result["failure"]]
-    results.write_text("".join(f"{json.dumps(result)}\n" for result in kept), encoding="utf-8")
+def forget_failures(results: Path, rows: Sequence[str], seed: int) -> None:
+    """Remove the failures of these rows and this seed from the results file, so that they are run again."""
+    kept = [
+        result
+        for result in kept_results(results)
+        if not (result["failure"] and result["row"] in rows and result["seed"] == seed)
+    ]
+    write_atomic(results, "".join(f"{json.dumps(result)}\n" for result in kept).encode())
 
 
 def run_case(case: Case, row: str, seed: int, index: int) -> dict[str, Any]:
@@ -175,15 +180,15 @@ class Night:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.seed: int = options.seed
+        self.rows: list[str] = options.rows or list(BY_NAME)
         self.until = time.monotonic() + 60 * options.minutes
         self.folder: Path = options.dir
         self.folder.mkdir(parents=True, exist_ok=True)
         results = self.folder / "results.jsonl"
         cut_torn_line(results)
         if options.again:
-            forget_failures(results)
+            forget_failures(results, self.rows, self.seed)
         self.found = tallies(results, self.seed, options.times)
-        self.rows: list[str] = options.rows or [row.name for row in ROWS]
         self.lock = threading.Lock()
         self.stopped = False
 
@@ -299,7 +304,7 @@ def main() -> int:
     parser.add_argument(
         "--dir", type=Path, default=ROOT / "build" / "nightly", metavar="FOLDER", help="build/nightly"
     )
-    parser.add_argument("--again", action="store_true", help="also run again what has failed")
+    parser.add_argument("--again", action="store_true", help="run failures of these rows and seed again")
     parser.add_argument("--markdown", action="store_true", help="print the table and leave")
     parser.add_argument("--case", nargs=2, metavar=("ROW", "INDEX"), help="one case, here")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -315,7 +320,7 @@ def main() -> int:
             )
         one_case(row, options.seed, int(index))
         return 0
-    names = options.rows or [row.name for row in ROWS]
+    names = options.rows or list(BY_NAME)
     if not options.markdown:
         night = Night(options)
         night.run(options.workers)

@@ -1,21 +1,15 @@
-"""The tables of README.md and docs/, drawn from results/*.json by scripts/docs.py.
-
-A file of results has ``about`` and ``entries``. An entry has a label, the config and its settings, the
-command, seeds, machine, version of torch, date, and numbers. Newer ones have the hash of the config, and
-those of scripts/train_table.py the nats of the units of the text.
-"""
+"""The tables of README.md and docs/, drawn from results/*.json by scripts/docs.py."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from result_entries import entries_of, head_of
 from seed_tables import SeedTests, by_label
 from study_tables import study_tables
 from table_columns import TABLES
 from table_forms import Column, markdown, mean_of
-
-from lm.disk.storage import read_json
 
 
 def settings(entry: Mapping[str, Any]) -> str:
@@ -42,10 +36,7 @@ SECOND = {
     "models": ("seeds", seeds),
 }
 
-TESTED = {  # labels of baselines by file
-    "ptb_small": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
-    "switchboard_bleu": ("softmax", "softmax ×4", "MoC ×4, K = 3"),
-}
+BASELINES = ("softmax", "softmax ×4", "MoC ×4, K = 3")  # labels that every model is tested against
 PAIRS = {  # labels of further tests by file
     "ptb_small": (
         ("MoS ×1, K = 3", "MoS ×4, K = 3"),
@@ -114,14 +105,14 @@ LEADING = {  # label and rank by end of the preset's name
 def page_tables(folder: Path) -> dict[str, str]:
     """Every table of the pages in Markdown, by its name; StorageError where a file cannot be read."""
     tables = {
-        name: table(rows(name, read_json(folder / f"{file}.json")), heading, columns)
+        name: table(rows(name, entries_of(folder, file)), heading, columns)
         for name, (file, heading, columns) in TABLES.items()
     }
-    for file, baselines in TESTED.items():
-        entries = read_json(folder / f"{file}.json")["entries"]
+    for file, pairs in PAIRS.items():
+        entries = entries_of(folder, file)
         tests = SeedTests(entries)
-        tables[f"{file}, tests"] = tests.leads(baselines)
-        tables[f"{file}, pairs"] = SeedTests([*entries, *trial_entries(folder, file)]).pairs(PAIRS[file])
+        tables[f"{file}, tests"] = tests.leads(BASELINES)
+        tables[f"{file}, pairs"] = SeedTests([*entries, *trial_entries(folder, file)]).pairs(pairs)
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
     tried = {name: trials(folder, files) for name, files in TRIALS.items()}
@@ -136,13 +127,13 @@ def trial_entries(folder: Path, file: str) -> list[Any]:
         if file in files.values()
         for heading, trial in files.items()
         if trial != file
-        for entry in read_json(folder / f"{trial}.json")["entries"]
+        for entry in entries_of(folder, trial)
     ]
 
 
-def rows(name: str, results: Any) -> list[Any]:
+def rows(name: str, entries: list[Any]) -> list[Any]:
     """The entries of a table, one a model."""
-    merged = by_label(results["entries"])
+    merged = by_label(entries)
     return [entry for entry in merged if len(entry["seeds"]) > 1] if name in SEVERAL_SEEDS else merged
 
 
@@ -151,7 +142,7 @@ def leads(folder: Path) -> str:
 
     Heads that no file has are left out.
     """
-    found = [perplexities(read_json(folder / f"{file}.json")["entries"]) for file in LEADS]
+    found = [perplexities(entries_of(folder, file)) for file in LEADS]
     rows = [
         [label, rank, *(lead(own[name], own["softmax"]) if name in own else "not run" for own in found)]
         for name, (label, rank) in LEADING.items()
@@ -171,7 +162,7 @@ def lead(own: Mapping[int, float], softmax: Mapping[int, float]) -> str:
 
 def trials(folder: Path, files: Mapping[str, str]) -> str:
     """Validation and test perplexity of seed 1 by head and setting, of heads with more than one setting."""
-    found = [by_head(read_json(folder / f"{file}.json")["entries"]) for file in files.values()]
+    found = [by_head(entries_of(folder, file)) for file in files.values()]
     tried = {label: [own.get(label) for own in found] for label in found[0]}
     rows = [
         [label, *("not run" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs)]
@@ -197,7 +188,7 @@ def perplexities(entries: list[Any]) -> dict[str, dict[int, float]]:
         if not entry.get("settings"):
             values = entry["numbers"]["test_perplexity"]
             values = values if isinstance(values, list) else [values]
-            found[entry["config"].rpartition("small_")[2]] |= zip(entry["seeds"], values, strict=True)
+            found[head_of(entry)] |= zip(entry["seeds"], values, strict=True)
     return found
 
 

@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from page_tables import LEADING
-from run_logs import errors_in_one_line
-from study_tables import entries, study_results
+from result_entries import entries_of, head_of
+from script_errors import errors_in_one_line
+from study_tables import study_results
 
 from lm.console.pictures import save_figure
 from lm.heads.registry import HEADS
@@ -32,12 +33,6 @@ DRAWN = (  # by end of the preset's name
     *("doc", "mfs", "cpr"),
 )
 ONE_COMPONENT = "#777777"  # colour of the controls with one component and tanh
-
-
-def head_of(row: dict[str, Any]) -> str:
-    """The end of the preset's name, after that of its family of small presets."""
-    name: str = row["config"].partition("_small_")[2]
-    return name
 
 
 def style_of(head: str) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def draw_ranks(axes: Axes) -> None:
 
 def _over_training(axes: Axes, key: str) -> None:
     """A number of heads of the Penn Treebank against the updates."""
-    for row in entries(RESULTS, "ptb_gradient"):
+    for row in entries_of(RESULTS, "ptb_gradient"):
         if (head := head_of(row)) in DRAWN:
             steps = row["numbers"]["over_training"]
             values = [found[key] for found in steps.values()]
@@ -79,7 +74,7 @@ def _over_training(axes: Axes, key: str) -> None:
 def draw_curves(figure: Figure, name: str) -> None:
     """Validation perplexity during trainings, with a colour for a head and a line for each seed."""
     axes, labelled = figure.subplots(), set()
-    for row in entries(RESULTS, name):
+    for row in entries_of(RESULTS, name):
         head, curve = head_of(row), row["numbers"].get("valid_curve")
         if head in DRAWN and curve:
             style = style_of(head) | ({"label": None} if head in labelled else {})

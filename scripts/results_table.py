@@ -21,12 +21,12 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from run_logs import errors_in_one_line, records
+from script_errors import errors_in_one_line
 from table_forms import mean_of
 
 from dialog.config import DialogConfig
 from lm.config.settings import COMMAND_LINE
-from lm.disk.storage import canonical_json, read_json, write_json
+from lm.disk.storage import canonical_json, parse_json, read_file, read_json, write_json
 from lm.errors import require
 from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore
@@ -130,6 +130,11 @@ def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
     if timing := records(run / "timing.jsonl"):  # of very short runs it is empty
         result["minutes"] = timing[-1]["seconds"] / 60
     return result
+
+
+def records(path: Path) -> list[Any]:
+    """The lines of a log; StorageError where one is no JSON, or the log cannot be read."""
+    return [parse_json(line, path) for line in read_file(path, limit=1 << 30).splitlines()]
 
 
 def analysed(analysis: Result) -> Iterator[tuple[Path, int, Result]]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from run_logs import errors_in_one_line
+from script_errors import errors_in_one_line
 
 from lm.disk.storage import read_json, write_json
 from lm.errors import require

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from result_entries import entries_of
 from table_forms import markdown
 
 from lm.console.tables import Table
-from lm.disk.storage import read_json
 from lm.numbers import shown
 from lm.studies.backward import UNTRAINED
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, series
@@ -38,14 +38,7 @@ def study_tables(folder: Path) -> dict[str, str]:
 
 def study_results(folder: Path, name: str) -> list[Any]:
     """What the command measured, of each entry of a file of results."""
-    return [entry["numbers"] for entry in entries(folder, name)]
-
-
-def entries(folder: Path, name: str) -> list[Any]:
-    """The entries of a file of results."""
-    content: Any = read_json(folder / f"{name}.json")
-    found: list[Any] = content["entries"]
-    return found
+    return [entry["numbers"] for entry in entries_of(folder, name)]
 
 
 def relay(result: Mapping[str, Any]) -> Table:

@@ -26,7 +26,7 @@ from typing import IO, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs, torch_of
-from run_logs import errors_in_one_line
+from script_errors import errors_in_one_line
 
 from lm.bootstrap import by_unit
 from lm.config.load import load_config

@@ -113,6 +113,54 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["head"], "add scale"),
+        (["scale", "--only", "million"], "leave out --only"),
+        (["scale", "--without", "2 threads"], "leave out --only and --without"),
+        (["scale"], "exchange.json: is a folder"),
+    ],
+)
+def test_published_numbers_are_replaced_as_a_whole_or_not_at_all(
+    arguments: list[str],
+    reason: str,
+    bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "scale.json").write_text("published")
+    (tmp_path / "exchange.json").mkdir()
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments, "--results", str(tmp_path)])
+    monkeypatch.setattr(bench, "ceilings", lambda: pytest.fail("it has begun to measure"))
+    monkeypatch.setattr(bench, "measure", lambda *_: [])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert reason in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "scale.json").read_text() == "published"
+
+
+def test_all_that_scale_measures_is_published(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.timing import Case, Ceiling, Timing
+
+    def measure(case: Case, rounds: int) -> list[Timing]:
+        return [Timing(variant.name, None, [1.0] * rounds) for variant in case.variants]
+
+    monkeypatch.setattr(sys, "argv", ["bench.py", "scale", "--results", str(tmp_path)])
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "ceilings", lambda: Ceiling(1.0, 1.0, 1.0))
+    bench.main()
+    labels = [
+        entry["label"]
+        for name in ("scale", "exchange")
+        for entry in json.loads((tmp_path / f"{name}.json").read_text())["entries"]
+    ]
+    assert labels == [case.name for case in bench.scale.cases(bench.UNKNOWN)]
+
+
 # In a process of its own, as the benchmark measures: another test's free memory would serve instead.
 PEAKS = """
 import torch

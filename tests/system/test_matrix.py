@@ -4,12 +4,15 @@ import ast
 import json
 import os
 import re
+import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lm.errors import StorageError
 from lm.language.prepare import PrepareOptions, prepare
 from lm.runs.check import check_run
 from lm.text.prepared_folder import Prepared
@@ -76,7 +79,7 @@ def test_a_failure_after_a_torn_line_is_kept(tmp_path: Path, monkeypatch: pytest
     import nightly
 
     results = tmp_path / "results.jsonl"
-    nightly.forget_failures(results)
+    nightly.forget_failures(results, ["A1"], 1)
     whole = {"row": "A1", "seed": 1, "index": 2, "cases": 1, "seconds": 0.0, "failure": ""}
     failed = whole | {"index": 3, "failure": "AssertionError"}
     results.write_text(f'{json.dumps(whole)}\n{{"row": "A1", "se', encoding="utf-8")
@@ -84,8 +87,42 @@ def test_a_failure_after_a_torn_line_is_kept(tmp_path: Path, monkeypatch: pytest
     with results.open("a", encoding="utf-8") as file:
         file.write(f"{json.dumps(failed)}\n")
     assert nightly.tallies(results, 1, 1)["A1"].failures == ["A1 3: AssertionError"]
-    nightly.forget_failures(results)
+    nightly.forget_failures(results, ["A1"], 1)
     assert nightly.kept_results(results) == [whole]
+
+
+def test_only_failures_of_the_rows_and_the_seed_asked_for_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import nightly
+
+    results = tmp_path / "results.jsonl"
+    failed = {"index": 3, "cases": 1, "seconds": 0.0, "failure": "AssertionError"}
+    cases = [{"row": row, "seed": seed, **failed} for row in ("A1", "C1", "E1") for seed in (1, 2)]
+    results.write_text("".join(f"{json.dumps(case)}\n" for case in cases), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [
+        "nightly.py", "--dir", str(tmp_path), "--rows", "A1", "C1", "--again", "--minutes", "0",
+    ])  # fmt: skip
+    assert nightly.main() == 75
+    assert nightly.kept_results(results) == [cases[1], cases[3], *cases[4:]]
+
+
+def test_results_outlive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import nightly
+
+    results = tmp_path / "results.jsonl"
+    case = {"row": "A1", "seed": 1, "index": 2, "cases": 1, "seconds": 0.0, "failure": ""}
+    results.write_text(f"{json.dumps(case)}\n" * 20, encoding="utf-8")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StorageError, match="results"):
+            nightly.forget_failures(results, ["A1"], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert nightly.kept_results(results) == [case] * 20
 
 
 def test_there_are_thirty_mutants() -> None:

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,14 +13,21 @@ from typing import Any
 
 import pytest
 
-from lm.config.load import load_config
+from dialog.config import DialogConfig
+from dialog.decoding.config import DecodeConfig
+from lm.config.load import load_config, override
 from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore
+from lm.runs.inputs import config_of
 
+SCHEMAS: dict[str, tuple[str, type[LmConfig] | type[DialogConfig]]] = {  # with the family of presets
+    "lm": ("ptb_small", LmConfig),
+    "dialog": ("smalltalk", DialogConfig),
+}
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
 
-def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
+def make_run(folder: Path, head: str, seed: int, perplexity: float, family: str = "lm") -> Path:
     """A run folder with what the scripts read."""
     (folder / "evaluation").mkdir(parents=True)
     scores = {str(n): {"precision": 0.5, "recall": 0.25, "f1": 1 / 3} for n in range(1, 5)}
@@ -35,8 +43,9 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float) -> Path:
     (folder / "evaluation" / "test.json").write_text(
         json.dumps({"format": 1, "result": result, "contexts": {}})
     )
-    config = load_config(f"ptb_small_{head}", LmConfig, family="lm").config.model_dump(mode="json")
-    (folder / "config.json").write_text(json.dumps({"family": "lm", "config": config, "provenance": {}}))
+    presets, schema = SCHEMAS[family]
+    config = load_config(f"{presets}_{head}", schema, family=family).config.model_dump(mode="json")
+    (folder / "config.json").write_text(json.dumps({"family": family, "config": config, "provenance": {}}))
     lines: list[dict[str, Any]] = [
         {"split": "train", "step": 5, "nll": 4.0},
         {"split": "valid", "step": 10, "nll": math.log(perplexity)},
@@ -95,16 +104,20 @@ def test_results_table_keeps_no_seed_twice(tmp_path: Path) -> None:
     )
 
 
-def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> None:
+def evaluation_of(run: Path) -> dict[str, Any]:
+    """What ``dialog evaluate --json`` writes of a run, as far as the table of decoding reads it."""
     scores = {
         "bleu_legacy": {order: {"precision": 0.5, "recall": 0.25} for order in "14"},
         "mean_length": 3.5,
     }
     scores |= {"inter_distinct_1": 0.9, "inter_distinct_2": 0.8, "most_common_share": 0.125}
     result = scores | {"perplexity": 41.5, "yardsticks": {"true_response": scores | {"mean_length": 9.0}}}
-    run = make_run(tmp_path / "mos", "mos", 2, 41.5)
     result |= {"run": str(run), "checkpoint": "best", "contexts": 30, "seed": 2}
-    result |= {"data": {"name": "test.first-30", "references_file": None}}
+    return result | {"data": {"name": "test.first-30", "references_file": None}}
+
+
+def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> None:
+    result = evaluation_of(make_run(tmp_path / "mos", "mos", 2, 41.5, "dialog"))
     for name, decode in {"beam": {}, "mmi": {"select": "mmi", "mmi_run": "x/back", "seed": 9}}.items():
         (tmp_path / name).write_text(json.dumps(result | {"decode": decode}))
     script, written = SCRIPTS / "decoding_table.py", tmp_path / "written.json"
@@ -117,6 +130,28 @@ def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> N
     keys = """--set 'decode.select="mmi"' --set 'decode.mmi_run="runs/back"'"""
     assert entries[1]["command"] == f"dialog evaluate runs/mos {keys} --limit 30"
     assert len(entries[1]["config_sha256"]) == 16
+
+
+def test_the_keys_of_the_table_of_decoding_repeat_the_evaluation(tmp_path: Path) -> None:
+    """The preset of the run has a table [decode] of its own."""
+    run = make_run(tmp_path / "mos", "mos", 2, 41.5, "dialog")
+    trained = config_of(run, DialogConfig)
+    ways = {
+        "own": trained.config.decode,
+        "defaults": DecodeConfig(),
+        "greedy": trained.config.decode.model_copy(update={"beam": 1, "nbest": 1}),
+    }
+    for name, decode in ways.items():
+        result = evaluation_of(run) | {"decode": decode.model_dump(mode="json")}
+        (tmp_path / name).write_text(json.dumps(result))
+    given, written = [f"{name}={tmp_path / name}" for name in ways], tmp_path / "written.json"
+    run_script(SCRIPTS / "decoding_table.py", *given, "--json", written, "--machine", "m")
+    *entries, _ = json.loads(written.read_text())["entries"]
+    assert entries[0]["settings"] == []
+    for decode, entry in zip(ways.values(), entries, strict=True):
+        repeated = override(trained, entry["settings"], DialogConfig, sections=("decode",))
+        assert repeated.config.decode == decode
+        assert all(f"--set {shlex.quote(key)}" in entry["command"] for key in entry["settings"])
 
 
 def test_results_table_of_language_models(tmp_path: Path) -> None:

@@ -1,18 +1,10 @@
-"""Readers of run folders for scripts, which exit with an error if a file is unreadable."""
+"""Errors of scripts: one line and an exit code."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
-from lm.disk.storage import parse_json, read_file
 from lm.errors import HighrankError
-
-
-def records(path: Path) -> list[Any]:
-    """The lines of a log; StorageError where one is no JSON, or the log cannot be read."""
-    return [parse_json(line, path) for line in read_file(path, limit=1 << 30).splitlines()]
 
 
 @contextmanager
