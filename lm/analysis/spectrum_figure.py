@@ -49,8 +49,7 @@ def _draw(spectra: Mapping[str, RankResult], figure: "Figure") -> None:
     by_index.set(yscale="log", xlabel="index, largest first", ylabel=share)
     for axes in (below, by_index):
         axes.grid(alpha=0.3)
-    for text in below.legend().get_texts():
-        text.set_parse_math(False)  # a name may have dollar signs
+    below.legend()
 
 
 def curve(result: RankResult) -> tuple[np.ndarray, np.ndarray]:

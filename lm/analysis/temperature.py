@@ -282,5 +282,4 @@ def _draw(profiles: Mapping[str, Profile], counts: np.ndarray, figure: "Figure")
     weighted.set_ylabel("temperature × count in training")
     for axes in (by_word, by_place, weighted):
         axes.grid(alpha=0.3)
-    for text in by_word.legend(fontsize="small").get_texts():
-        text.set_parse_math(False)  # a name may have dollar signs
+    by_word.legend(fontsize="small")

@@ -10,13 +10,13 @@ from typing import BinaryIO
 from lm.disk.regular import open_file
 from lm.disk.storage import require_writable
 from lm.errors import ConfigError
+from lm.runs.inputs import FILES
 
 Kind = Callable[[BinaryIO], bool]  # of a result: True for a file of this kind; ValueError also means False
 _LIMIT = 1 << 30  # bytes that are read of a result
 
 _PARTS = {  # of a run, and of a prepared corpus
-    "config.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "data.json", "metrics.jsonl",
-    "timing.jsonl", "lock", "checkpoints", "evaluation", "dynamic", "analysis",
+    *FILES, "metrics.jsonl", "timing.jsonl", "lock", "checkpoints", "evaluation", "dynamic", "analysis",
     "manifest.json", "report.json", "dropped.jsonl", "train", "valid", "test",
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ FREE_KEYS = {
     "train.checkpoint_minutes",
     "head.products",
 }
+FREE_DECODE_KEYS = ("products", "seed")  # keys that are not part of a way of decoding
 _ORIGIN, _ORIGINS = "train.start_from", 8  # runs from which a run was finetuned, one after the other
 
 
@@ -144,7 +145,7 @@ def _experiment(evaluation: Evaluation) -> _Experiment | None:
     if not config or result.get("ensemble_with"):
         return None
     decode = {
-        key: value for key, value in (result.get("decode") or {}).items() if key not in ("seed", "products")
+        key: value for key, value in (result.get("decode") or {}).items() if key not in FREE_DECODE_KEYS
     }
     how = [result.get(key) for key in ("name", "checkpoint", "method", "compat")]
     return _Experiment(config, json.dumps([decode, how], default=str, sort_keys=True))
