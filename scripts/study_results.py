@@ -51,7 +51,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file of results to write")
     options = parser.parse_args()
     entries = [study_entry(path, options.machine) for path in options.files]
-    write_json(options.out, {"about": ABOUT[entries[0]["config"]], "entries": entries})
+    require(
+        len({entry["config"] for entry in entries}) == 1 and len({*options.files}) == len(options.files),
+        "the files are of several studies, or one is named twice; name each of one study once",
+    )
+    about = ABOUT[entries[0]["config"]]
+    if options.out.exists():
+        before: Any = read_json(options.out)
+        same = isinstance(before, dict) and before.get("about") == about
+        require(same, f"{options.out}: has no results of this study; choose another file with --out")
+    write_json(options.out, {"about": about, "entries": entries})
+    print(f"{options.out}: written")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "switchboard_bleu, short": (
         "switchboard_bleu",
         "head",
-        (VALID, TEST, ("BLEU-1 P/R", "bleu_legacy_1", precision_recall)),
+        (VALID, TEST, ("legacy BLEU-1 P/R", "bleu_legacy_1", precision_recall)),
     ),
     "switchboard_bleu": (
         "switchboard_bleu",
@@ -79,7 +79,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
             ("undefined, %", "undefined", percent(1)),
             ("current NLTK: BLEU-1 P/R", "bleu_1", precision_recall),
-            ("BLEU-4 P/R", "bleu_4", precision_recall),
+            ("current BLEU-4 P/R", "bleu_4", precision_recall),
             ("length", "mean_length", fixed(1)),
             ("same answer, %", "same_answer", percent(0)),
             ("minutes", "minutes", fixed(0)),
@@ -93,7 +93,6 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("updates", "updates", fixed(0)),
             VALID,
             TEST,
-            ("batch mean", "perplexity_batch_mean", fixed(2)),
             ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
             ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
             ("undefined, %", "undefined", percent(1)),

@@ -32,6 +32,7 @@ _OUTDATED = (
     "Left out are ranks whose weights have changed since, or that name no checkpoint: {}."
     " Run `lm analyze rank` again."
 )
+_DAMAGED = "Left out are damaged files of ranks: {}. Run `lm analyze rank` again."
 _SHADES, _DEEPEST = 8, 8.0  # shades of a word, and nats of the deepest
 _MARKED = 1.0  # nats of a gain or loss that a mark shows
 _POINTS = 400  # of a line of singular values
@@ -81,15 +82,15 @@ def _shade(share: float) -> int:
 
 def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
     """Ranks and singular values that ``lm analyze rank`` kept in the runs, of their present weights."""
-    rows, series, outdated = [], [], []
+    rows, series, outdated, damaged = [], [], [], []
     for index, run in enumerate(runs):
         for path in sorted((run / "analysis").glob("rank-*.npz")):
+            name, text = names[str(run)], path.stem.removeprefix("rank-")
             try:
                 spectrum = RankResult.load(path)
             except StorageError:
+                damaged.append(f"{name} ({visible(text)})")
                 continue
-            name = names[str(run)]
-            text = path.stem.removeprefix("rank-")
             if not _is_current(run, spectrum):
                 outdated.append(f"{name} ({visible(text)})")
                 continue
@@ -104,7 +105,8 @@ def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
                     "words": spectrum.shape[1],
                 }
             )
-            series.append(Series(f"{name}: rank {spectrum.rank:,}", _falling(spectrum), colour_of(index)))
+            label = f"{name}, {visible(text)}: rank {spectrum.rank:,}"
+            series.append(Series(label, _falling(spectrum), colour_of(index)))
     chart = line_chart(
         "Singular values of the log-probability matrix",
         "Each is divided by the largest. A longer line before the fall is a higher rank.",
@@ -112,8 +114,13 @@ def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
         series,
     )
     table = PageTable.of(Table("Numerical rank", rows)) if rows else None
-    note = Paragraph(_OUTDATED.format(", ".join(outdated))) if outdated else None
-    return [PageSection("rank", "Rank", [part for part in (table, chart, note) if part])]
+    notes = [
+        Paragraph(text.format(", ".join(found)))
+        for text, found in ((_OUTDATED, outdated), (_DAMAGED, damaged))
+        if found
+    ]
+    parts: list[PagePart] = [part for part in (table, chart, *notes) if part]
+    return [PageSection("rank", "Rank", parts)] if parts else []
 
 
 def _is_current(run: Path, spectrum: RankResult) -> bool:

@@ -18,7 +18,10 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#000000")
 
 
 def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
-    """Tables of cross-entropy and exact copies by length and cell, means over seeds, and model sizes."""
+    """Tables of cross-entropy and exact copies by length and cell, means over seeds, and model sizes.
+
+    Beside the cross-entropy is that of a model that knows nothing of the sequence.
+    """
     settings = result["settings"]
     tables: list[Table | str] = []
     for title, measure in (("Cross-entropy, nats a token", "test_nll"), ("Copied without error", "exact")):
@@ -27,11 +30,12 @@ def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
             {"length": length} | {cell: fmean(values[length]) for cell, values in found.items()}
             for length in settings["lengths"]
         ]
+        if measure == "test_nll":
+            rows = [row | {"knowing nothing": _ignorance(settings["vocab"], row["length"])} for row in rows]
         tables.append(Table(f"{title} (test)", rows))
     sizes = {row["cell"]: (row["parameters"], row["hidden_size"]) for row in result["rows"]}
     models = "; ".join(f"{cell}: {count:,} parameters, H = {size}" for cell, (count, size) in sizes.items())
     tables.append(f"{models}; {settings['steps']:,} updates at each of {len(settings['lrs'])} rates")
-    tables.append(f"baseline without memory: {math.log(settings['vocab']):.3f} nats per token of a sequence")
     return tables
 
 
