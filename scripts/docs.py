@@ -18,6 +18,7 @@ from typing import Any
 from head_pictures import head_picture
 from page_tables import page_tables
 from script_errors import errors_in_one_line
+from table_forms import markdown
 
 from dialog.config import DialogConfig
 from lm.config.section import MAX_SEED, MAX_SIZE
@@ -93,12 +94,12 @@ def schema_sections(config: type[LmConfig] | type[DialogConfig]) -> dict[str, di
 def keys_table(section: str, rows: Mapping[str, Any]) -> str:
     """One row a key: name, type and range, default, description."""
     heading = f"[{section}]" if section else "Top of the file"
-    lines = [f"### {heading}\n", "| key | value | default | description |", "|---|---|---|---|"]
+    lines = []
     for name, field in rows.items():
         key = f"{section}.{name}" if section else name
-        cells = (f"`{key}`", plain(value_type(field)), shown_value(field.get("default")))
-        lines.append(f"| {' | '.join(cells)} | {plain(field.get('description', ''))} |")
-    return "\n".join(lines) + "\n"
+        value, about = plain(value_type(field)), plain(field.get("description", ""))
+        lines.append([f"`{key}`", value, shown_value(field.get("default")), about])
+    return f"### {heading}\n\n{markdown(['key', 'value', 'default', 'description'], lines)}\n"
 
 
 def value_type(field: Mapping[str, Any]) -> str:

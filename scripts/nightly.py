@@ -180,7 +180,7 @@ class Night:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.seed: int = options.seed
-        self.rows: list[str] = options.rows or list(BY_NAME)
+        self.rows: list[str] = options.rows
         self.until = time.monotonic() + 60 * options.minutes
         self.folder: Path = options.dir
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -296,7 +296,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", nargs="+", choices=sorted(BY_NAME), metavar="ROW", help="only these rows")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=sorted(BY_NAME),
+        default=list(BY_NAME),
+        metavar="ROW",
+        help="only these rows",
+    )
     parser.add_argument("--minutes", type=float, default=80, help="time for all of them (80)")
     parser.add_argument("--workers", type=int, default=2, help="number of processes (2)")
     parser.add_argument("--times", type=int, default=1, help="multiples of what a night demands (1)")
@@ -320,7 +327,7 @@ def main() -> int:
             )
         one_case(row, options.seed, int(index))
         return 0
-    names = options.rows or list(BY_NAME)
+    names = options.rows
     if not options.markdown:
         night = Night(options)
         night.run(options.workers)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from script_errors import errors_in_one_line
-from table_forms import mean_of
+from table_forms import markdown, mean_of
 
 from dialog.config import DialogConfig
 from lm.config.settings import COMMAND_LINE
@@ -282,12 +282,12 @@ def main() -> None:
         model = run.name.removesuffix(f"-{result['seed']}")
         models[model].append(result)
         folders[model].append(run)
-    print("| model | parameters | seeds | " + " | ".join(columns) + " |")
-    print("|---" * (len(columns) + 3) + "|")
+    rows = []
     for model, found in models.items():
         cells = [cell(column, [shown(one, column) for one in found]) for column in columns]
         seeds = ", ".join(str(result["seed"]) for result in found)
-        print(f"| {model} | {found[0]['parameters']:,} | {seeds} | " + " | ".join(cells) + " |")
+        rows.append([model, f"{found[0]['parameters']:,}", seeds, *cells])
+    print(markdown(["model", "parameters", "seeds", *columns], rows))
     if options.json:
         entries = [
             entry_of_runs(model, folders[model], found, options.machine) for model, found in models.items()

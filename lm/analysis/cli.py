@@ -64,7 +64,6 @@ def rank(
     from lm.analysis.spectrum_figure import draw_spectra
     from lm.disk.storage import make_folder
     from lm.parallel.slices import joined
-    from lm.runs.evaluations import slug
 
     names = [str(run) for run in runs]
     with counting("factorising") as progress, process_group() as group:
@@ -74,12 +73,11 @@ def rank(
             for opened, text in opened_steps(several, data, limit, checkpoint):
                 kept = opened.run / "analysis"
                 make_folder(kept)
-                name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
                 found = rank_of_run(
                     opened.trained,
                     text.ids,
                     progress,
-                    spectrum=kept / f"rank-{name}.npz",
+                    spectrum=kept / f"rank-{text.name_at(checkpoint)}.npz",
                     checkpoint=checkpoint,
                     fingerprint=opened.fingerprint or "",
                 )

@@ -82,17 +82,18 @@ def _shade(share: float) -> int:
 
 def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
     """Ranks and singular values that ``lm analyze rank`` kept in the runs, of their present weights."""
-    rows, series, outdated, damaged = [], [], [], []
+    rows, series = [], []
+    left_out: dict[str, list[str]] = {_OUTDATED: [], _DAMAGED: []}
     for index, run in enumerate(runs):
         for path in sorted((run / "analysis").glob("rank-*.npz")):
             name, text = names[str(run)], path.stem.removeprefix("rank-")
             try:
                 spectrum = RankResult.load(path)
             except StorageError:
-                damaged.append(f"{name} ({visible(text)})")
+                left_out[_DAMAGED].append(f"{name} ({visible(text)})")
                 continue
             if not _is_current(run, spectrum):
-                outdated.append(f"{name} ({visible(text)})")
+                left_out[_OUTDATED].append(f"{name} ({visible(text)})")
                 continue
             rows.append(
                 {
@@ -114,11 +115,7 @@ def _further(runs: Sequence[Path], names: Names) -> list[PageSection]:
         series,
     )
     table = PageTable.of(Table("Numerical rank", rows)) if rows else None
-    notes = [
-        Paragraph(text.format(", ".join(found)))
-        for text, found in ((_OUTDATED, outdated), (_DAMAGED, damaged))
-        if found
-    ]
+    notes = [Paragraph(note.format(", ".join(found))) for note, found in left_out.items() if found]
     parts: list[PagePart] = [part for part in (table, chart, *notes) if part]
     return [PageSection("rank", "Rank", parts)] if parts else []
 

@@ -48,7 +48,7 @@ from lm.language.trained import TrainedLm, weights_sha256
 from lm.numbers import shortest
 from lm.results import Merged
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.evaluations import keep, loaded, require_keepable, setting_slug, slug
+from lm.runs.evaluations import keep, loaded, require_keepable, setting_slug
 from lm.steps import OnProgress, Steps, no_progress
 from lm.stop import StopFlag
 
@@ -128,7 +128,7 @@ def dynamic(
             )
     adapted = Adaptation(trained, statistics, setting, compat == "paper")
     static, found = _measured(adapted, text, wanted, sampler, progress)
-    place = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
+    place = text.name_at(checkpoint)
     windows, tensors = statistics.windows, len(statistics.squares)
     result = DynamicEvaluation(
         subject=subject_of(trained, run, checkpoint, weights, text),

@@ -67,6 +67,10 @@ class Text:
     sha256: str  # of the whole split
     characters: int | None  # of the text; None if only a part of it is read
 
+    def name_at(self, checkpoint: str) -> str:
+        """Its name in names of results, with that of the checkpoint unless it is the best."""
+        return self.name if checkpoint == "best" else f"{self.name}.{slug(checkpoint)}"
+
 
 def evaluate(
     run: Path,
@@ -108,8 +112,8 @@ def evaluate(
         joined = group.every(lambda: _members(trained, others, checkpoint, wanted))
         models = [model for model, _ in joined]
         measures = _measured(trained, models, text, compat, wanted, progress)
-        name = text.name if checkpoint == "best" else f"{text.name}.{slug(checkpoint)}"
-        name += wanted.name + "".join(f".with-{setting_slug(other.name)}" for other in others)
+        name = text.name_at(checkpoint) + wanted.name
+        name += "".join(f".with-{setting_slug(other.name)}" for other in others)
         subject = subject_of(trained, run, checkpoint, weights, text)
         more = sum(p.numel() for model in models for p in model.model.parameters())
         result = StaticEvaluation(

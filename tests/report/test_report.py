@@ -85,6 +85,10 @@ def tree_of(page: str) -> ElementTree.Element:
     return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
 
 
+def text_of(page: str) -> str:
+    return "".join(tree_of(page).itertext())
+
+
 def test_the_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
     page = page_of(dialog_run(tmp_path / "a"), dialog_run(tmp_path / "b", seed=2, better=0.1))
     tree, parser = tree_of(page), Strict()
@@ -156,7 +160,7 @@ def test_what_a_run_says_stays_text(text: str, tmp_path: Path) -> None:
     for one in (page, plain):
         parsers.append(Strict())
         parsers[-1].feed(one)
-    shown = "".join(tree_of(page).itertext())
+    shown = text_of(page)
     assert [tag for tag, _ in parsers[0].found] == [tag for tag, _ in parsers[1].found]
     assert not re.search("[\x00-\x08\x1b\u202e]", page)
     if text is not EVIL:
@@ -357,7 +361,7 @@ def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
     (runs[0] / "analysis").mkdir()
     (runs[0] / "analysis/rank-test.npz").write_bytes(b"damaged")
     told, data = report_of(LM, runs, None, 1000)
-    shown = "".join(tree_of(data.decode()).itertext())
+    shown = text_of(data.decode())
     assert told.headline.startswith("a is better than b")
     assert "<b>▼" in shown, "b loses two nats on it"
     assert "b, test: rank 2" in shown
@@ -373,7 +377,7 @@ def test_ranks_of_earlier_weights_are_left_out_with_a_note(tmp_path: Path) -> No
         store.point("best", step)
 
     def shown() -> str:
-        return "".join(tree_of(report_of(LM, [run], None, 1000)[1].decode()).itertext())
+        return text_of(report_of(LM, [run], None, 1000)[1].decode())
 
     def keep(text: str, checkpoint: str, fingerprint: str) -> None:
         values = np.array([8.0, 4.0, 1e-20])
