@@ -12,7 +12,7 @@ import numpy as np
 
 from lm.arrays import Floats
 from lm.console.options import RESAMPLES
-from lm.console.shared_tables import guessing_warning, p_tables, pool_tables
+from lm.console.shared_tables import comparison_warnings, p_tables, pool_tables
 from lm.console.tables import Table
 from lm.errors import visible
 from lm.runs.compare import ComparedRun, ComparedRuns, Comparison, PartSums
@@ -108,7 +108,7 @@ def comparison_tables(comparison: ComparedRuns) -> list[Table | str]:
         *p_tables(comparison, COMPARED_SCORES),
         *pool_tables(comparison, COMPARED_SCORES),
         _caption(comparison.runs),
-        *guessing_warning(comparison),
+        *comparison_warnings(comparison),
     ]
 
 

@@ -10,7 +10,7 @@ import typer
 from lm.console.app import show, write_result
 from lm.console.options import named
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError, StorageError, require
+from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.parallel.group import ALONE, Group
 from lm.results import Merged
 
@@ -221,4 +221,13 @@ def report_runs(
     """Write the measurements of runs by name to ``json_file``, and print their tables and notes."""
     result = MeasuredRuns.of(runs, figures)
     write_result(json_file, result)
-    show(*tables(result.found()), *notes)
+    show(*tables(result.found()), *_texts_warning(runs), *notes)
+
+
+def _texts_warning(runs: Mapping[str, Measured[T]]) -> list[str]:
+    """Warning about measurements of different tokens; [] if all tokens are equal, or none were read."""
+    texts = {name: measured.data for name, measured in runs.items() if measured.data}
+    if len({text.sha256 for text in texts.values()}) < 2:
+        return []
+    named = ", ".join(f"{visible(name)} {visible(text.source)}" for name, text in texts.items())
+    return [f"Warning: the runs read different texts, so that their numbers do not compare: {named}."]

@@ -104,9 +104,12 @@ def pool_name(first: str, runs: int) -> str:
     return f"{first} and {runs - 1} more" if runs > 1 else first
 
 
-def guessing_warning(comparison: "ComparedRuns") -> list[str]:
-    """Warning about the compared runs that are near guessing; [] if there is none."""
-    names = ", ".join(visible(row.run) for row in comparison.runs if row.near_guessing)
-    if not names:
-        return []
-    return [f"Warning: near guessing, so that differences between them are noise, without a p: {names}."]
+def comparison_warnings(comparison: "ComparedRuns") -> list[str]:
+    """Warnings about compared runs that are near guessing or whose training has not ended; [] for none."""
+    guessing = [visible(row.run) for row in comparison.runs if row.near_guessing]
+    unfinished = [f"{visible(row.run)} ({row.unfinished})" for row in comparison.runs if row.unfinished]
+    warnings = {
+        "near guessing, so that differences between them are noise, without a p": guessing,
+        "not trained to the end, so that scores may change": unfinished,
+    }
+    return [f"Warning: {text}: {', '.join(runs)}." for text, runs in warnings.items() if runs]

@@ -1,6 +1,6 @@
 """Terminal tables of evaluations for the ``lm`` command line."""
 
-from lm.console.shared_tables import guessing_warning, p_tables, pool_tables
+from lm.console.shared_tables import comparison_warnings, p_tables, pool_tables
 from lm.console.tables import Table
 from lm.language.dynamic import DynamicEvaluation
 from lm.language.results import (
@@ -129,7 +129,7 @@ def comparison_tables(comparison: ComparedRuns) -> list[Table | str]:
         *p_tables(comparison, {score: score for score in scores}),
         *pool_tables(comparison, {score: score for score in scores}),
         *warning,
-        *guessing_warning(comparison),
+        *comparison_warnings(comparison),
     ]
 
 

@@ -12,6 +12,7 @@ from lm.bootstrap import Interval, by_unit
 from lm.errors import ConfigError, DataError
 from lm.results import Merged
 from lm.runs.evaluations import Evaluation, JsonObject, common_name, evaluation_at, load_evaluation, lookup
+from lm.runs.overview import unfinished_state
 from lm.runs.pooling import OverSeeds, PooledRuns, UnitSums, pooled
 
 Keys = tuple[tuple[str, ...], ...]
@@ -22,7 +23,8 @@ PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, 
 class ComparedRun:
     """A run in a comparison.
 
-    ``facts`` are the shown fields of its evaluation. ``interval`` is the 95 % interval of a score. ``p`` and
+    ``facts`` are the shown fields of its evaluation. ``unfinished`` is the state of a training that has not
+    ended as planned, else "". ``interval`` is the 95 % interval of a score. ``p`` and
     ``change`` are against the first run, which lacks them. ``change`` has a difference and its interval, for
     a perplexity relative to the first: -0.1 is 10 % lower. P-values are None below 5 units, or if both runs
     are ``near_guessing``.
@@ -31,6 +33,7 @@ class ComparedRun:
     run: str
     facts: Merged[JsonObject]
     near_guessing: bool
+    unfinished: str
     p: Mapping[str, float | None]
     interval: Mapping[str, Interval | None]
     change: Mapping[str, Interval | None]
@@ -167,10 +170,13 @@ class Comparison:
         }  # fmt: skip
         p = bootstrap.p_values(pairs, counts)
         noise = evaluation.near_guessing and first.near_guessing
+        path = Path(evaluation.run)
+        run, _ = evaluation_at(path) or (path, "")
         return ComparedRun(
             run=evaluation.run,
             facts={key: evaluation.result[key] for key in self.kept},
             near_guessing=evaluation.near_guessing,
+            unfinished=unfinished_state(run),
             p=dict.fromkeys(p) if noise else p,
             interval=self._shown(bootstrap.intervals(own, counts), math.exp),
             change=self._shown(bootstrap.intervals(pairs, counts), math.expm1),

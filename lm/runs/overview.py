@@ -21,6 +21,7 @@ from lm.runs.run import LOCK
 
 CurvePoint = tuple[int, float]  # (update, validation perplexity)
 _WIDTH, _HEIGHT = 60, 8
+_UNFINISHED = ("running", "interrupted", "diverged")
 _LOG_LIMIT = 256 << 20  # largest plausible size of metrics.jsonl in bytes
 
 
@@ -55,6 +56,15 @@ def run_row(run: Path) -> dict[str, Any]:
     newest = max((stat.st_mtime for stat in stats), default=time.time())
     row["MB"] = sum(stat.st_size for stat in stats) / 1e6
     return row | {"changed": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")}
+
+
+def unfinished_state(run: Path) -> str:
+    """State of a run whose training has not ended as planned: running, interrupted or diverged; else ""."""
+    try:
+        state = _state(run, _config(run)[1]["train"], _progress(run))
+    except (HighrankError, KeyError, TypeError, ValueError):  # evaluations outlive the files of a training
+        return ""
+    return state if state in _UNFINISHED else ""
 
 
 def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:

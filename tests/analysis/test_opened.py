@@ -64,6 +64,18 @@ def test_over_training_only_stored_checkpoints_are_opened(
     assert opened == [("run", "step-3"), ("run", "step-5")]
 
 
+def test_runs_that_read_different_texts_are_named(ending: Ending, in_tmp: Path) -> None:
+    write_run(in_tmp / "a")
+    (in_tmp / "other").mkdir()
+    write_run(in_tmp / "other" / "b", lines=(120, 40, 61))
+    for command in ("rank", "divergence", "geometry", "gradient"):
+        code, out, err = ending(main, "analyze", command, "a", "other/b", "--limit", "9")
+        assert (code, err) == (0, "")
+        assert " ".join(out.split()).count("Warning: the runs read different texts, so that") == 1
+        assert "other/test.txt" in out
+        assert "Warning" not in ending(main, "analyze", command, "a", "other/b", "--data", "test.txt")[1]
+
+
 def step(name: str, words: str, ids: Sequence[int], source: str) -> OpenedText:
     trained = SimpleNamespace(codec=SimpleNamespace(vocabulary=SimpleNamespace(tokens=words.split())))
     text = Text("test", source, np.array(ids, np.uint16), "", None)

@@ -1,5 +1,6 @@
 """Comparison of language models: a paired bootstrap over blocks, of comparable evaluations only."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,29 @@ def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> N
     *_, warning = comparison_tables(compare([guess, worse, better], resamples=1000))
     assert str(warning).startswith("Warning: near guessing")
     assert str(warning).count(str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "max_steps", "state"),
+    [("finished", 9, ""), ("diverged", 9, "diverged"), ("", 3, ""), ("", 9, "interrupted")],
+)
+def test_a_training_that_has_not_ended_is_warned_of(
+    tmp_path: Path, end: str, max_steps: int, state: str
+) -> None:
+    run = keep_run(write_run(tmp_path / "a"))
+    config = json.loads((run / "config.json").read_text())["config"]
+    config["train"]["max_steps"] = max_steps
+    (run / "config.json").write_text(json.dumps({"family": "lm", "config": config}))
+    store = CheckpointStore.of(run)
+    progress = {"step": 3, "epoch": 0, "stale": 0}
+    store.commit(4, {"model": store.weights("step-3")}, {"progress": progress}, {})
+    (run / "timing.jsonl").write_text(json.dumps({"ended": end}) + "\n" if end else "")
+    for path in (run, run / "evaluation" / "test.json"):
+        comparison = compare([path, keep_run(tmp_path / "b", seed=2)], resamples=1000)
+        assert [row.unfinished for row in comparison.runs] == [state, ""]
+        *_, last = comparison_tables(comparison)
+        warning = f"Warning: not trained to the end, so that scores may change: {path} ({state})."
+        assert (last == warning) == bool(state)
 
 
 def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path: Path) -> None:

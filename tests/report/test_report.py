@@ -201,6 +201,7 @@ def compared(
             run=name,
             facts={"perplexity": value},
             near_guessing=guess,
+            unfinished="",
             p={"perplexity": p},
             interval={"perplexity": Interval(value, value - 1, value + 1)},
             change={"perplexity": Interval(value / first - 1, value / first - 1.01, value / first - 0.99)},
