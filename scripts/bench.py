@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scale, scaling, serve, step, trunks
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes, resident_megabytes
+from command_line import Options
 from rich.console import Console
 
 from lm.console.tables import Table
@@ -94,9 +95,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("subjects", nargs="+", choices=SUBJECTS, help="what to measure")
     parser.add_argument("--rounds", type=int, default=9, help="rounds after the warm-up, at least 2")
     parser.add_argument("--only", help="cases whose name has this in it")

@@ -8,16 +8,15 @@ python scripts/decoding_table.py "beam search=beam.json" greedy=greedy.json
 scripts/docs.py draws the table of docs/decoding.md.
 """
 
-import argparse
 import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from command_line import Options, run_script
 from page_tables import table
 from results_table import NUMBERS, at, entry, hash_of_run, torch_of
-from script_errors import errors_in_one_line
 from table_columns import DECODED, TABLES
 
 from dialog.config import DialogConfig
@@ -78,9 +77,7 @@ def entry_of(label: str, result: Result, machine: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("results", nargs="+", metavar="LABEL=FILE", help="what dialog evaluate --json wrote")
     parser.add_argument("--json", type=Path, help="write the numbers there, in the form of results/*.json")
     parser.add_argument("--about", default="", help="description of the run and the contexts, for --json")
@@ -105,5 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    run_script(main)

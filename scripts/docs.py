@@ -6,7 +6,6 @@ python scripts/docs.py --check     # names what is out of date, and ends with 1
 A generated part stands between the comments ``<!-- scripts/docs.py NAME -->`` and ``<!-- end -->``.
 """
 
-import argparse
 import ast
 import re
 import sys
@@ -15,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from command_line import Options, run_script
 from head_pictures import head_picture
 from page_tables import page_tables
-from script_errors import errors_in_one_line
 from table_forms import markdown
 
 from dialog.config import DialogConfig
@@ -230,9 +229,7 @@ def drawn(text: str, parts: Mapping[str, Callable[[], str]], page: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if a page is out of date")
     options = parser.parse_args()
     tables = {f"table {name}": partial(str, text) for name, text in page_tables(ROOT / "results").items()}
@@ -252,5 +249,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    run_script(main)

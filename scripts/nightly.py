@@ -33,6 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from command_line import Options  # noqa: E402
+
 from lm.disk.storage import write_atomic  # noqa: E402
 from lm.errors import Interrupted  # noqa: E402
 from tests.matrix.row import Case, Row, dice  # noqa: E402
@@ -293,9 +295,7 @@ def one_case(name: str, seed: int, index: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument(
         "--rows",
         nargs="+",

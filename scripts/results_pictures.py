@@ -7,17 +7,16 @@ bottleneck.svg, gradients.svg and reverse_copy.svg show what `lm bottleneck`, `l
 scripts/tables/NAME.toml.
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from command_line import Options, run_script
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from page_tables import LEADING
 from result_entries import entries_of, head_of
-from script_errors import errors_in_one_line
 from study_tables import study_results
 
 from lm.console.pictures import save_figure
@@ -97,9 +96,7 @@ def draw_gradients(figure: Figure) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
     out = parser.parse_args().out
     save_figure([out / "gradients.svg"], draw_gradients, size=(11, 8.4), style=STYLE)
@@ -110,5 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    run_script(main)

@@ -8,7 +8,6 @@ what ``lm analyze NAME … --json NAME.json`` wrote. ``--json FILE --machine TEX
 the form of results/*.json, from which scripts/docs.py draws the tables of the pages.
 """
 
-import argparse
 import hashlib
 import json
 import shlex
@@ -21,7 +20,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from script_errors import errors_in_one_line
+from command_line import Options, run_script
 from table_forms import markdown, mean_of
 
 from dialog.config import DialogConfig
@@ -261,9 +260,7 @@ def config_sha256(config: LmConfig | DialogConfig) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--name", required=True, help="which evaluation, as named in RUN/evaluation")
     parser.add_argument("--analysis", nargs="*", type=Path, default=[], help="JSON files of lm analyze")
@@ -296,5 +293,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    run_script(main)

@@ -6,13 +6,12 @@ Studies are `lm bottleneck` and `lm reverse-copy`. Each file becomes an entry, l
 file. Its numbers are the result of the command.
 """
 
-import argparse
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from script_errors import errors_in_one_line
+from command_line import Options, run_script
 
 from lm.disk.storage import read_json, write_json
 from lm.errors import require
@@ -43,9 +42,7 @@ def study_entry(path: Path, machine: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="what the command wrote with --json")
     parser.add_argument("--machine", required=True, help="the machine, as the results name it")
     parser.add_argument("--out", type=Path, required=True, help="file of results to write")
@@ -65,5 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    run_script(main)

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from command_line import Options, run_script
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs, torch_of
-from script_errors import errors_in_one_line
 
 from lm.bootstrap import by_unit
 from lm.config.load import load_config
@@ -348,9 +348,7 @@ def count(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("table", type=Path, help="file of scripts/tables")
     parser.add_argument("--machine", default="", help="the machine, as the results name it")
     parser.add_argument("--heads", type=names, help="names of heads between commas; default: all")
@@ -387,5 +385,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_in_one_line():
-        main()
+    run_script(main)

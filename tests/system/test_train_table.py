@@ -111,18 +111,18 @@ def test_a_signal_saves_the_training_and_the_same_command_resumes(table: Path) -
     assert running.returncode == 75
     notice, error = err.splitlines()
     assert notice == "stopping when the trainings have saved; another signal ends at once"
-    assert error == "error: interrupted by SIGTERM; the same command resumes it"
+    assert error == "interrupted by SIGTERM; the same command resumes it"
     assert list(Path("runs/two/softmax-1/checkpoints").glob("step-*"))
     assert not Path("runs/two/mos-1").exists()
 
 
 def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
-    negative = f"error: {table}: --set: train.seed must be greater than or equal to 0, got -1\n"
+    negative = f"{table}: --set: train.seed must be greater than or equal to 0, got -1\n"
     for wrong, message in (
-        (("--heads", "mof"), "error: --heads mof: choose from softmax, mos\n"),
+        (("--heads", "mof"), "--heads mof: choose from softmax, mos\n"),
         (("--seeds", "-1"), negative),
-        (("--trial", "lr"), "error: --trial lr: choose from nothing, since the table has no [trials]\n"),
-        ((), "error: name the machine with --machine TEXT\n"),
+        (("--trial", "lr"), "--trial lr: choose from nothing, since the table has no [trials]\n"),
+        ((), "name the machine with --machine TEXT\n"),
     ):
         ended = train(table, *wrong)
         assert (ended.returncode, ended.stderr) == (2, message)
