@@ -155,7 +155,7 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
     save(store, 3)
     with pytest.raises(StorageError) as error:
         store.open("best")
-    one_line(error, "'best'", "step-3, step-2, step-1")
+    one_line(error, "no best checkpoint before the first validation; choose", "step-3, step-2, step-1")
     store.point("best", [2, 1])
     assert store.pointed("best") == [2, 1]
     assert [store.open(which).step for which in ("best", "last", "step-1", "step-00000001")] == [2, 3, 1, 1]
