@@ -19,11 +19,11 @@ Formula = Callable[..., Tensor]
 def chunked_loss(
     nll: Formula, tokens: Sequence[Tensor], parameters: Sequence[Tensor], weights: Tensor, size: int
 ) -> Tensor:
-    """Σ_n w_n · nll_n, a scalar; its gradients are computed in this forward pass.
+    """Σ_n w_n · nll_n, a scalar or (C,); its gradients are computed in this forward pass.
 
     Args:
-        nll: function from n rows of each of ``tokens`` to losses (n,). Gradients reach only ``tokens`` and
-            ``parameters``.
+        nll: function from n rows of each of ``tokens`` to losses (n,), or (n, C), of which only the first
+            column has gradients. They reach only ``tokens`` and ``parameters``.
         tokens: tensors with one row a token, which receive gradients if they require them.
         parameters: tensors that the formula uses for all tokens, which receive gradients likewise.
         weights: (N,).
@@ -31,7 +31,7 @@ def chunked_loss(
     """
     wanted = any(tensor.requires_grad for tensor in (*tokens, *parameters))
     if not (wanted and torch.is_grad_enabled()):
-        return (weights * chunked(nll, tokens, size)).sum()
+        return _weighted(chunked(nll, tokens, size), weights)
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         nll, size, len(tokens), weights, *tokens, *parameters
     )
@@ -116,7 +116,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx.save_for_backward(weights, *tensors)
         ctx.formula = nll, size, count, ctx.needs_input_grad[4:]
         ctx.gradients = token_nll, _ = _gradients(weights, tensors, *ctx.formula)
-        return (weights * token_nll).sum()
+        return _weighted(token_nll, weights)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -125,18 +125,29 @@ class _ChunkedLoss(torch.autograd.Function):
         weights, *tensors = ctx.saved_tensors
         token_nll, gradients = ctx.gradients or _gradients(weights, tensors, *ctx.formula)
         ctx.gradients = None
+        grad = grad.view(-1)[0]
         scaled = (None if gradient is None else gradient.mul_(grad) for gradient in gradients)
-        return (None, None, None, token_nll.mul_(grad), *scaled)
+        return (None, None, None, _first(token_nll).mul(grad), *scaled)
+
+
+def _first(losses: Tensor) -> Tensor:
+    """The losses with gradients, (n,), of (n,) or (n, C)."""
+    return losses if losses.dim() == 1 else losses[:, 0]
+
+
+def _weighted(losses: Tensor, weights: Tensor) -> Tensor:
+    """Σ_n w_n · losses_n, a scalar for losses (N,), or (C,) for (N, C)."""
+    return (weights * losses.t()).sum(-1)
 
 
 def _gradients(
     weights: Tensor, tensors: Sequence[Tensor], nll: Formula, size: int, count: int, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Losses (N,), and for each tensor the gradient of Σ w · losses, or None if not ``wanted``."""
+    """Losses of all tokens, and for each tensor the gradient of Σ w · losses, or None if not ``wanted``."""
     places = [place for place, needed in enumerate(wanted) if needed]
     sums = {place: torch.zeros_like(precise(tensors[place])) for place in places}  # of many chunks
-    token_nll = torch.empty_like(weights)
-    for start in range(0, weights.shape[0], size):
+    token_losses = list[Tensor]()
+    for start in range(0, max(1, weights.shape[0]), size):
         part = slice(start, start + size)
         inputs = [
             tensor[part].detach().requires_grad_(needed)
@@ -145,18 +156,19 @@ def _gradients(
         leaves = [*inputs, *tensors[count:]]
         with torch.enable_grad():
             losses = nll(*inputs)
+            first = _first(losses)
         gradients = torch.autograd.grad(
-            losses,
+            first,
             [leaves[place] for place in places],
             weights[part],
             materialize_grads=True,  # a formula may ignore some of its inputs
         )
-        token_nll[part] = losses.detach()
+        token_losses.append(losses.detach())
         for place, gradient in zip(places, gradients, strict=True):
             if place < count:
                 sums[place][part] = gradient
             else:
                 sums[place] += gradient
-    return token_nll, [
+    return torch.cat(token_losses), [
         sums[place].to(tensor.dtype) if place in sums else None for place, tensor in enumerate(tensors)
     ]

@@ -238,8 +238,7 @@ class Head(nn.Module):
         if output.penalised:
             words = None if repeated is None else repeated.flatten(0, -2)
             inputs = None if present is None else present.reshape(-1)
-            objective = output.penalised_loss(mixture, targets.reshape(-1), weights, words, inputs)
-            loss = output.nll(mixture, targets.reshape(-1), 1.0).sum()
+            objective, loss = output.penalised_loss(mixture, targets.reshape(-1), weights, words, inputs)
         else:
             objective = loss = output.loss(mixture, targets.reshape(-1), weights)
         if config.temperature_loss_scaling:

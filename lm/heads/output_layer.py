@@ -133,11 +133,12 @@ class OutputLayer:
         weights: Tensor,
         repeated: Tensor | None,
         present: Tensor | None,
-    ) -> Tensor:
-        """Σ w · (the training loss of a token), a scalar: label smoothing, unlikelihood, past decoding.
+    ) -> tuple[Tensor, Tensor]:
+        """Σ w · (the training loss of a token), and Σ w · (−log P(target)) without gradients.
 
-        With smoothing ε and weights α and λ, the loss of a token y after the words C, ``repeated`` (N, C),
-        the last of which is x, ``present`` (N,), is::
+        The training loss has label smoothing, unlikelihood and past decoding. With smoothing ε and weights α
+        and λ, that of a token y after the words C, ``repeated`` (N, C), the last of which is x, ``present``
+        (N,), is::
 
             −(1 − ε) log P(y) − ε/V Σ_v log P(v) − α Σ_{c ∈ C} log(1 − P(c)) − λ log Q_P(x)
 
@@ -153,7 +154,8 @@ class OutputLayer:
                 require(self.past is None, "head.past_decode: needs the present words; pass present")
                 present = targets
             words = [targets, repeated, present]
-            return chunked_loss(formula, [*mixture, *words], self.learned(), weights, self.chunk)
+            sums = chunked_loss(formula, [*mixture, *words], self.learned(), weights, self.chunk)
+            return sums[0], sums[1].detach()
 
     @torch.no_grad()
     def nll(self, mixture: Mixture, targets: Tensor, temperature: float) -> Tensor:
@@ -262,7 +264,7 @@ class OutputLayer:
         return -(mixture.log_prior + log_share(log_g, targets)).logsumexp(1)
 
     def _penalised(self, *rows: Tensor, bf16: bool) -> Tensor:
-        """The loss of :meth:`penalised_loss` of n tokens, (n,).
+        """The losses of :meth:`penalised_loss` of n tokens, (n, 2).
 
         rows: of the mixture, targets (n,), repeated (n, C), present (n,).
         """
@@ -278,7 +280,7 @@ class OutputLayer:
             loss = loss - self.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
         if self.past is not None:
             loss = loss + self.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
-        return loss
+        return torch.stack((loss, nll.detach()), 1)
 
     def _joint(self, *rows: Tensor, temperature: float = 1.0, operand: Tensor | None = None) -> Tensor:
         """log π_k + log p_k(v) of n tokens, (n, K, V). rows: of the mixture."""

@@ -153,7 +153,9 @@ class CheckpointStore:
         steps = [step for step, _ in folders]
         wanted = self._step_of(which, steps)
         if wanted not in steps:
-            name = "best checkpoint before the first validation" if which == "best" else f"checkpoint {which!r}"
+            name = (
+                "best checkpoint before the first validation" if which == "best" else f"checkpoint {which!r}"
+            )
             others = self._choices(steps) or "; train the run first"
             raise StorageError(f"{self.folder}: no {name}{others}")
         try:
