@@ -49,6 +49,7 @@ PAIRS = {  # labels of further tests by file
     ),
     "switchboard_bleu": (
         ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "MoS ×4, K = 3"),
+        ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "attention, softmax ×4"),
         ("attention, softmax ×4", "attention, softmax"),
         ("attention, MoC ×4, K = 3", "attention, softmax"),
         ("attention, MoS ×4, K = 3", "attention, softmax"),
