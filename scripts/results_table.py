@@ -74,6 +74,7 @@ NUMBERS: dict[str, Keys] = {  # keys of a number in a result, by the name that s
     "updates": ("updates",),
     "minutes": ("minutes",),
     "over_training": ("over_training",),
+    "learned_factor": ("learned_factor",),
 }
 ANALYSED: dict[str, dict[str, Keys]] = {  # the same of one checkpoint, by analysis
     "rank": {"rank": ("rank",)},
@@ -112,7 +113,11 @@ MEASUREMENTS = NUMBERS | {
 
 def load(run: Path, name: str, analyses: Mapping[str, Result]) -> Result:
     """Everything that is known of a run. Analyses by name; each is that of the last checkpoint."""
-    result = load_evaluation(run, name, (), (), read_json(run / CONFIG)["family"]).result
+    saved = read_json(run / CONFIG)
+    result = load_evaluation(run, name, (), (), saved["family"]).result
+    if saved["config"]["head"].get("learn_context_scale"):
+        weights = CheckpointStore.of(run).weights(result["checkpoint"])
+        result["learned_factor"] = float(weights["head.scale"])
     over_training: Result = defaultdict(dict)
     for kind, analysis in analyses.items():
         found = {step: value for path, step, value in analysed(analysis) if path == run.resolve()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
@@ -91,6 +92,23 @@ def test_results_table_writes_numbers_that_the_pages_can_show(
     assert entry["numbers"]["best_at"] == [20, 20]
     *_, columns = importlib.import_module("table_columns").TABLES["ptb_transformer"]
     assert {key for _, key, _ in columns} <= set(entry["numbers"])
+
+
+def test_results_table_has_the_learned_factor_of_the_evaluated_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    table = importlib.import_module("results_table")
+    run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
+    assert "learned_factor" not in table.load(run, "test", {})
+    store = CheckpointStore.of(run)
+    for step, factor in ((30, 1.5), (40, 1.75)):
+        store.commit(step, {"model": {"head.scale": torch.tensor(factor)}}, {}, {})
+    store.point("best", 30)
+    saved = json.loads((run / "config.json").read_text())
+    saved["config"]["head"]["learn_context_scale"] = True
+    (run / "config.json").write_text(json.dumps(saved))
+    assert table.load(run, "test", {})["learned_factor"] == 1.5
 
 
 def test_results_table_keeps_no_seed_twice(tmp_path: Path) -> None:

@@ -253,6 +253,7 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
             "valid_curve": {"500": 90.0},
             "updates": 12000,
             "over_training": {},
+            "learned_factor": 1.5,
         },
         **{"rank": {"rank": 130}, "divergence": {"expected_divergence": 4.5}},
         "gradient": {
