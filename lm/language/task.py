@@ -48,6 +48,12 @@ class LmTask:
                 f"{config.data.train}: {len(train):,} tokens for train.batch_size ="
                 f" {config.train.batch_size} streams; lower train.batch_size"
             )
+        rows = [len(file) // config.data.valid_streams for file in valid.files]
+        if not any(row > self._paper for row in rows):
+            raise DataError(
+                f"{config.data.valid}: {len(valid):,} tokens for data.valid_streams ="
+                f" {config.data.valid_streams} streams; lower data.valid_streams"
+            )
         self._streams: Streams | ReadHeads
         if config.window.order == "read_heads":
             jitter, seed = config.window.jitter, config.train.seed
@@ -125,23 +131,16 @@ def score_streams(
 ) -> Iterator[tuple[float, int]]:
     """Yield Σ nll in nats and its divisor in tokens of windows of all tokens except a last incomplete row.
 
-    The authors' code (``paper``) scores N − 1 tokens of each stream and divides by N. DataError if the text
-    has fewer tokens than streams.
+    The authors' code (``paper``) scores N − 1 tokens of each stream and divides by N.
     """
     device = model.embedding.weight.device
     config = WindowConfig(length=SCORED_LENGTH, random=False, rescale_lr=False)
     laid_out = Streams(files, streams, begin, paper=paper)
-    scored = 0
     state = model.initial_state(streams)
     for span in laid_out.spans(config, np.random.default_rng(0)):
         window = laid_out.window(span).to(device)
         outputs = model(window.tokens, model.initial_state(streams) if span.first else state)
         state = outputs.state
-        scored += window.targets.numel()
         left_out = streams * (paper and span.first)
         nll = float(model.head.nll(outputs.hidden, window.targets).double().sum())
         yield nll, window.targets.numel() + left_out
-    if not scored:
-        raise DataError(
-            f"the validation split has too few tokens for {streams} streams; lower data.valid_streams"
-        )

@@ -153,6 +153,18 @@ def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -
     assert total == pytest.approx(float(nll.sum()), rel=1e-6)
 
 
+def test_validation_reads_every_file_from_a_zero_state(corpus: Path) -> None:
+    tiny = task()
+    ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
+    parts = [ids[:40], ids[40:90]]
+    with torch.no_grad():
+        both, *alone = (
+            sum(nll for nll, _ in score_streams(tiny.model.eval(), files, 2, tiny._begin))
+            for files in (parts, parts[:1], parts[1:])
+        )
+    assert both == pytest.approx(sum(alone), rel=1e-6)
+
+
 def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path) -> None:
     tiny = task()
     ids = load_split("valid.txt", load_codec(resolved().config.data)).ids()
@@ -272,9 +284,10 @@ def test_changed_text_is_noticed_when_a_run_is_resumed(corpus: Path) -> None:
     train(resolved(), Path("run"), no_report)
 
 
-def test_too_many_streams_are_refused(corpus: Path) -> None:
-    with pytest.raises(DataError, match=r"train\.txt: .* tokens for train\.batch_size = 5000 streams"):
-        train(resolved("train.batch_size=5000"), Path("run"), no_report)
+@pytest.mark.parametrize(("split", "key"), [("train", "train.batch_size"), ("valid", "data.valid_streams")])
+def test_too_many_streams_are_refused(corpus: Path, split: str, key: str) -> None:
+    with pytest.raises(DataError, match=rf"{split}\.txt: .* tokens for {key} = 5000 streams; lower {key}"):
+        train(resolved(f"{key}=5000"), Path("run"), no_report)
     assert not Path("run/config.json").exists()
 
 
