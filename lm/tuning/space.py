@@ -13,7 +13,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -169,8 +170,18 @@ def _choice(key: str, entry: Mapping[str, object], where: str) -> Parameter:
     return Parameter(key, where, choices=texts)
 
 
+def _types(annotation: object) -> set[object]:
+    """A type, or those of a union, without their limits."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _types(parts[0])
+    if origin in (Union, UnionType):
+        return set[object]().union(*map(_types, parts))
+    return {annotation}
+
+
 def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) -> Parameter:
-    types = {field.annotation, *get_args(field.annotation)}
+    types = _types(field.annotation)
     if not types & {int, float}:
         raise ConfigError(f"{where}: {key} is not a number, so it has no range; give choices = […]")
     whole = float not in types

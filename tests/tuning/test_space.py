@@ -38,6 +38,12 @@ def load(text: str, folder: Path, *overrides: str) -> Any:
 GOOD = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
 
 
+@pytest.mark.parametrize("key", ["head.embedding_size", "head.components", "model.embedding_size"])
+def test_sizes_have_ranges_also_where_none_is_a_value(key: str, tmp_path: Path) -> None:
+    (parameter,) = load(f'[space]\n"{key}" = {{low = 4, high = 16}}\n', tmp_path)
+    assert (parameter.low, parameter.high, parameter.whole) == (4, 16, True)
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -56,6 +62,10 @@ GOOD = '"optim.lr" = {low = 1e-3, high = 4e-3, log = true}'
         ('"optim.lr" = {low = 0, high = 1}', "optim.lr must be greater than 0, got 0.0"),
         ('"head.components" = {low = 1.5, high = 3}', "head.components low must be an integer, got 1.5"),
         ('"head.kind" = {low = 1, high = 3}', "head.kind is not a number, so it has no range; give choices"),
+        (
+            '"model.hidden_sizes" = {low = 1, high = 3}',
+            "model.hidden_sizes is not a number",
+        ),
         ('"head.kind" = {choices = ["mos", "moos"]}', "got 'moos'; did you mean mo"),
         ('"head.kind" = {choices = []}', "head.kind choices must be a list, as in choices = [1, 2]"),
         ('"head.kind" = {choices = ["mos"], low = 1}', "head.kind has both choices and a range; remove one"),
