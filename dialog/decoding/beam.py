@@ -276,6 +276,6 @@ def groups_in_turn(groups: Sequence[list[list[Hypothesis]]], nbest: int) -> list
         chosen: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
         for one in in_turn:
             chosen.setdefault((one.tokens, one.finished), one)
-        first = sorted([*chosen.values()][:nbest], key=lambda one: (not one.finished, -one.score))
+        first = sorted([*chosen.values()][:nbest], key=lambda one: one.order)
         found.append(first)
     return found

@@ -32,7 +32,7 @@ def sample(
     seeds: Sequence[int],
     texts: Texts = NO_TEXTS,
 ) -> list[list[Hypothesis]]:
-    """Draw ``config.nbest`` independent samples per source, most probable first, duplicates kept.
+    """Draw ``config.nbest`` independent samples per source, the best first, duplicates kept.
 
     ``state`` has ``sources`` rows. The samples of a source depend only on its seed in ``seeds``, not on batch
     mates. The temperature applies to the step's distribution. For ``temperature_on = "components"`` it is not
@@ -88,4 +88,4 @@ def _sorted(
         score = total / max(length + ended, 1) ** config.length_penalty
         found.append(Hypothesis(tuple(row[:length]), total, score, ended))
     groups = (found[start : start + config.nbest] for start in range(0, len(found), config.nbest))
-    return [sorted(group, key=lambda hypothesis: -hypothesis.log_prob) for group in groups]
+    return [sorted(group, key=lambda hypothesis: hypothesis.order) for group in groups]

@@ -19,7 +19,7 @@ def search_of(config: DecodeConfig) -> DecodeConfig:
 def best_by(found: Sequence[Hypothesis], scores: Sequence[float], nbest: int) -> list[Hypothesis]:
     """The different hypotheses of the highest scores, which become theirs; finished ones come first."""
     scored = [replace(one, score=score) for one, score in zip(found, scores, strict=True)]
-    ordered = sorted(scored, key=lambda one: (not one.finished, -one.score))
+    ordered = sorted(scored, key=lambda one: one.order)
     return list({(one.tokens, one.finished): one for one in ordered}.values())[:nbest]
 
 

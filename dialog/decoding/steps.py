@@ -48,3 +48,8 @@ class Hypothesis:
     log_prob: float
     score: float
     finished: bool
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sort key of lists, the best first: finished responses before others, then the highest score."""
+        return not self.finished, -self.score
