@@ -12,8 +12,7 @@ import typer
 from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
-from dialog.decoding.config import require_effect
-from lm.config.load import Resolved, load_config
+from lm.config.load import Resolved, load_config, require_effect
 from lm.console.app import (
     check_data,
     counting,
@@ -223,6 +222,7 @@ def train(
     """
     # refused before data
     first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
+    require_effect(first.config, overrides or ())
     in_processes(processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
     from dialog.corpora.own_data import in_run, own_data
@@ -293,7 +293,7 @@ def evaluate(
     """
     run, *others = runs
     resolved = decoding_of(run, overrides)
-    require_effect(resolved.config.decode, overrides or ())
+    require_effect(resolved.config, overrides or ())
     in_processes(processes)
     from dialog.corpora.own_data import in_run
     from lm.runs.inputs import config_of

@@ -15,7 +15,7 @@ from dialog.batches import Example, list_examples
 from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import Dialog, load_dialogs
 from dialog.corpora.own_data import in_run
-from dialog.decoding.config import DecodeConfig, require_effect
+from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.details import evaluation_details
 from dialog.metrics.distinct import warnings
@@ -23,7 +23,7 @@ from dialog.metrics.references import ReferenceItem, align_references, read_refe
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
 from dialog.trained import TargetScore, TrainedModel
-from lm.config.load import Resolved, override
+from lm.config.load import Resolved, override, require_effect
 from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
@@ -119,7 +119,7 @@ def evaluate(
         usual = model.config.decode
         changed = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",))
         search = changed.config.decode
-        require_effect(search, overrides)
+        require_effect(changed.config, overrides)
         group.every(lambda: model.require(search))
         test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
         group.require_equal({"checkpoint": weights, "data": test.fingerprint()})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lm.analysis.cli import analyze
-from lm.config.load import load_config
+from lm.config.load import load_config, require_effect
 from lm.config.suggest import did_you_mean
 from lm.console.app import (
     check_data,
@@ -162,6 +162,7 @@ def train(config: Config, overrides: Overrides = None, run: NewRun = None, proce
     Example: lm train ptb_mos --set head.components=10 --run runs/mos10
     """
     resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
+    require_effect(resolved.config, overrides or ())
     in_processes(processes, resolved.config.train.shards)
     check_data(resolved.config.data, "lm prepare")
     folder = run or Path("runs") / Path(config).stem

@@ -1,13 +1,11 @@
 """Config schema of decoding, free of torch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lm.config.section import MAX_SEED, Count, Owner, Positive, Section, Size
-from lm.config.settings import COMMAND_LINE, named_keys
-from lm.errors import require
 
 Phrases = Annotated[tuple[str, ...], Field(strict=False, max_length=1000)]
 
@@ -23,6 +21,13 @@ class DecodeConfig(Section):
             "mmi_run": Owner("decode.select = mmi", ("mmi",)),
             "mmi_weight": Owner("decode.select = mmi", ("mmi",)),
         },
+    }
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "method": dict.fromkeys(("beam", "groups", "diversity"), Owner("--set decode.method=beam", ("beam",)))
+        | dict.fromkeys(
+            ("temperature", "temperature_on", "top_k", "top_p", "seed"),
+            Owner("--set decode.method=sample", ("sample",)),
+        )
     }
 
     method: Literal["beam", "sample"] = Field("beam", description="decoding method: beam search or sampling")
@@ -115,27 +120,6 @@ class DecodeConfig(Section):
                 "lower decode.min_length or raise decode.max_length"
             )
         return self
-
-
-_READ_BY: Mapping[str, Sequence[str]] = {  # keys that only one method reads
-    "beam": ("beam", "groups", "diversity"),
-    "sample": ("temperature", "temperature_on", "top_k", "top_p", "seed"),
-}
-
-
-def require_effect(decode: DecodeConfig, overrides: Iterable[str]) -> None:
-    """Raise ConfigError if ``decode.key=value`` overrides set a key that the method does not read.
-
-    Such keys may stand in configs, for chats and requests that choose another method.
-    """
-    for name in named_keys(COMMAND_LINE, overrides):
-        key = name.rpartition(".")[2]
-        for method, keys in _READ_BY.items():
-            require(
-                key not in keys or method == decode.method,
-                f"{name}: has no effect with decode.method = {decode.method}; leave it out, or choose"
-                f" {COMMAND_LINE} decode.method={method}",
-            )
 
 
 ONE_GROUP: Mapping[str, Any] = {  # settings without diverse groups, for greedy search and sampling

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from lm.config.mistakes import invalid, shortened, unknown
 from lm.config.places import find_config, not_a_run, read_config_file
 from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
-from lm.config.section import MAX_TEXT, known_keys, known_tables
+from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, as_float
@@ -49,6 +49,23 @@ def load_config(source: str, schema: type[C], *, family: str, overrides: Sequenc
     if "extends" in changes:
         raise ConfigError(f"{COMMAND_LINE} extends: only a file can extend another; name that file instead")
     return _build(schema, inherited | own, changes) if changes else _build(schema, inherited, own)
+
+
+def require_effect(config: BaseModel, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if a ``section.key=value`` override of a config sets a key that nothing reads."""
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        table, _, name = key.rpartition(".")
+        section = getattr(config, table, None)
+        if not isinstance(section, Section):
+            continue
+        for decider, readers in section.readers.items():
+            value = getattr(section, decider)
+            if name in readers and value not in readers[name].values:
+                raise ConfigError(
+                    f"{COMMAND_LINE} {key}: has no effect with {table}.{decider} = {value}; leave it out, or"
+                    f" choose {readers[name].name}"
+                )
 
 
 def override(

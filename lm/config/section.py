@@ -38,11 +38,14 @@ class Owner(NamedTuple):
 class Section(BaseModel):
     """A table of a config file.
 
-    ``owners`` maps a deciding key to the keys that have no effect for some of its values.
+    ``owners`` maps a deciding key to the keys that have no effect for some of its values, and are refused.
+    ``readers`` is the same for keys that are refused on the command line only. In a file they may wait for a
+    command, a chat or a request that changes the deciding key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {}
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {}
 
     @field_validator("*", mode="before")
     @classmethod

@@ -16,6 +16,23 @@ class OptimConfig(Section):
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
         "name": {"muon_momentum": Owner("optim.name = muon", ("muon",))}
     }
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "name": {
+            "momentum": Owner("--set optim.name=sgd", ("sgd",)),
+            "betas": Owner("another optimiser", ("adam", "adamw", "muon")),
+            "eps": Owner("another optimiser", ("adam", "adamw", "muon")),
+        },
+        "schedule": {
+            "decay_steps": Owner("the schedule cosine or one_cycle", ("cosine", "one_cycle")),
+            "min_lr_ratio": Owner("another schedule", ("cosine", "one_cycle", "plateau")),
+            "plateau_factor": Owner("--set optim.schedule=plateau", ("plateau",)),
+            "plateau_patience": Owner("--set optim.schedule=plateau", ("plateau",)),
+        },
+        "average": {
+            "ema_decay": Owner("--set optim.average=ema", ("ema",)),
+            "average_start": Owner("an average", ("ema", "uniform")),
+        },
+    }
     name: Literal["adam", "adamw", "muon", "sgd"] = Field(
         "adam",
         description="adam, adamw, sgd or muon. muon: Muon for hidden matrices, AdamW for embeddings, output"

@@ -52,6 +52,10 @@ class DataConfig(Section):
 class WindowConfig(Section):
     """Windows of truncated backpropagation through time (Merity et al. 2018, §5)."""
 
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "order": {"jitter": Owner("--set window.order=read_heads", ("read_heads",))}
+    }
+
     length: Size = Field(70, description="number of tokens of each stream in a window")
     random: bool = Field(True, description="vary the length: mostly near length, sometimes near half of it")
     half_share: float = Field(0.05, ge=0, le=1, description="share of the windows near half the length")
@@ -64,7 +68,7 @@ class WindowConfig(Section):
     order: Literal["streams", "read_heads"] = Field(
         "streams",
         description="order of the text. streams: each stream reads a contiguous piece. read_heads: each"
-        " stream reads the whole text, from a sentence that is drawn again for each pass (lamb)",
+        " stream reads the whole text, from a sentence that is drawn again each time it has read all (lamb)",
     )
     partial_shuffle: bool = Field(
         False,
@@ -246,6 +250,10 @@ class LmConfig(Section):
                 raise ValueError(
                     f'{key} = "{value}": needs a pretrained trunk; set model.trunk = "hf:FOLDER"'
                 )
+        if self.train.freeze == "trunk" and not self.train.start_from:
+            raise ValueError(
+                'train.freeze = "trunk": the trunk would stay random; set train.start_from to a run'
+            )
         return self
 
     @model_validator(mode="after")

@@ -8,11 +8,13 @@ from typing import get_args
 import pytest
 
 from dialog.config import DialogConfig
-from lm.config.load import load_config, override, read_config, save_config, with_settings
+from lm.config.load import load_config, override, read_config, require_effect, save_config, with_settings
 from lm.config.presets import preset_names
+from lm.config.section import Section
 from lm.config.settings import Setting
 from lm.errors import ConfigError, StorageError
 from lm.heads.config import HeadKind
+from lm.language.config import LmConfig
 from tests.support.config_files import KEYS, load, rejection, write
 
 
@@ -186,3 +188,35 @@ def test_presets_load_and_are_named_exactly() -> None:
 def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf[train]\nseed = 4\n")
     assert load(str(tmp_path / "x.toml")).train.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["optim.momentum=0.9"], "optim.momentum: has no effect with optim.name = adamw; leave it out"),
+        (["optim.plateau_factor=0.1"], "or choose --set optim.schedule=plateau"),
+        (["optim.average=none", "optim.ema_decay=0.9"], "has no effect with optim.average = none"),
+        (["optim.schedule=constant", "optim.decay_steps=9"], "optim.decay_steps: has no effect with"),
+        (["window.jitter=3"], "window.jitter: has no effect with window.order = streams"),
+        (["optim.name=sgd", "optim.momentum=0.9", "optim.average=none"], ""),
+        (["window.order=read_heads", "window.jitter=3"], ""),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused_where_it_is_given(settings: list[str], told: str) -> None:
+    config = load_config("ptb_small_mos", LmConfig, family="lm", overrides=settings).config
+    if not told:
+        require_effect(config, settings)
+        return
+    with pytest.raises(ConfigError, match=r"^--set ") as error:
+        require_effect(config, settings)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("schema", [LmConfig, DialogConfig])
+def test_owners_and_readers_are_keys_of_their_section(schema: type[Section]) -> None:
+    sections = [field.annotation for field in schema.model_fields.values()]
+    for section in sections:
+        if isinstance(section, type) and issubclass(section, Section):
+            for keys in (*section.owners.values(), *section.readers.values()):
+                assert keys.keys() <= section.model_fields.keys()
+            assert section.readers.keys() <= section.model_fields.keys()
