@@ -27,6 +27,7 @@ from lm.tuning.space import Parameter, SearchValue, Space, settings_of
 
 JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"
 STUDY = "tune"
+VALIDATED = "validated"  # attribute of a trial: updates of its validations
 
 Sampler = Literal["tpe", "random"]
 Status = Literal["running", "finished", "pruned", "failed"]
@@ -57,7 +58,7 @@ class Trial:
         self.drawn: dict[str, SearchValue] = dict(frozen.params)
         self.entry = optuna.trial.Trial(study, frozen._trial_id)
         self.pruned = False
-        self._told = set(frozen.intermediate_values)
+        self._validated: list[int] = list(frozen.user_attrs.get(VALIDATED, ()))
         self._claim = claim
         self._prune = prune
 
@@ -66,10 +67,14 @@ class Trial:
         return settings_of(space, self.drawn)
 
     def verdict(self, step: int, nll: float) -> str:
-        """Record a validation. Returns the reason to prune the trial, or an empty string."""
-        if step not in self._told:  # a resumed training may validate again
-            self._told.add(step)
-            self.entry.report(nll, step)
+        """Record a validation. Returns the reason to prune the trial, or an empty string.
+
+        Trials are compared by the number of the validation, since batches of other sizes make other updates.
+        """
+        if step not in self._validated:  # a resumed training may validate again
+            self._validated.append(step)
+            self.entry.set_user_attr(VALIDATED, self._validated)
+            self.entry.report(nll, len(self._validated))
         self.pruned = self._prune and self.entry.should_prune()
         return f"worse than the median of the trials at update {step}" if self.pruned else ""
 

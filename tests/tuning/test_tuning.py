@@ -124,11 +124,11 @@ def test_trials_behind_the_median_are_pruned_and_others_are_not(folder: Path) ->
     planned = plan(folder)
     trials = Trials(folder / "search", planned.space, "tpe", 1)
 
-    def judged(nll: float, *, prune: bool = True) -> str:
+    def judged(nll: float, *, prune: bool = True, step: int = 2) -> str:
         trial = trials.claim(100, prune=prune)
         assert trial
-        told = trial.verdict(2, nll)
-        assert trial.verdict(2, 99.0) == told, "a validation that is repeated counts once"
+        told = trial.verdict(step, nll)
+        assert trial.verdict(step, 99.0) == told, "a validation that is repeated counts once"
         trial.entry.study.tell(trial.entry, nll)
         trial.release()
         return told
@@ -136,6 +136,9 @@ def test_trials_behind_the_median_are_pruned_and_others_are_not(folder: Path) ->
     assert [judged(nll) for nll in (1.0, 2.0, 3.0, 4.0, 5.0)] == [""] * 5
     assert judged(3.1) == "worse than the median of the trials at update 2"
     assert judged(2.9) == ""
+    assert judged(3.1, step=3) == "worse than the median of the trials at update 3", (
+        "its first validation, too"
+    )
     assert judged(9.0, prune=False) == ""
 
 
