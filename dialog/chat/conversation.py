@@ -162,14 +162,32 @@ class SideBySide:
         """
         self._second.decode = self._first.decode
         try:
-            replies = (said.reply.text, self._second.say(said.said.text).reply.text)
+            other = self._second.say(said.said.text)
         except BaseException:
             self._first.exchanges.pop()
             raise
+        return self._named(said, other)
+
+    def retry(self) -> list[str]:
+        """Another reply of each run to the last line, after its name; a run without one keeps its reply.
+
+        If the second run fails, neither has another reply.
+        """
+        before = self._first.exchanges[-1]
+        self._second.decode = self._first.decode
+        self._first.retry()
+        try:
+            self._second.retry()
+        except BaseException:
+            self._first.exchanges[-1] = before
+            raise
+        return self._named(self._first.exchanges[-1], self._second.exchanges[-1])
+
+    def _named(self, *exchanges: Exchange) -> list[str]:
         width = max(map(len, self.names))
         return [
-            f"{name:{width}}  {reply or SAYS_NOTHING}"
-            for name, reply in zip(self.names, replies, strict=True)
+            f"{name:{width}}  {exchange.reply.text or SAYS_NOTHING}"
+            for name, exchange in zip(self.names, exchanges, strict=True)
         ]
 
     def undo(self) -> None:

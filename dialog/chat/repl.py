@@ -159,6 +159,8 @@ class Repl:
     def _retry(self, arguments: list[str]) -> list[str]:
         if not self.conversation.exchanges:
             return ["(nothing to answer again)"]
+        if self.beside:
+            return self.beside.retry()
         exchange = self.conversation.retry()
         if exchange is None:
             return ["(no other reply was found; /set nbest=20 keeps more, /sample draws others)"]
@@ -237,7 +239,7 @@ class Repl:
             return ["(greedy)" if decode.beam == 1 else f"(beam search, {decode.beam} beams)"]
         return [
             f"(sampling: T={decode.temperature:g} on={decode.temperature_on} top_k={decode.top_k} "
-            f"top_p={decode.top_p:g} seed={decode.seed}, most probable of {decode.nbest})"
+            f"top_p={decode.top_p:g} seed={decode.seed}, best of {decode.nbest})"
         ]
 
     def _probs(self, arguments: list[str]) -> list[str]:

@@ -66,6 +66,20 @@ def test_settings_hold_for_both_and_undo_takes_from_both(chat: Repl) -> None:
     assert other == f"softmax  {hearer.say('well').reply.text or '(says nothing)'}"
 
 
+def test_both_answer_again_as_each_would_alone(chat: Repl) -> None:
+    chat.feed("/compare softmax")
+    chat.feed("so")
+    expected = []
+    for model in (ToyResponder(), Contrary()):
+        own = Conversation(model)
+        own.say("so")
+        own.retry()
+        expected.append(own.exchanges[-1].reply.text or "(says nothing)")
+    assert chat.feed("/retry") == [f"mos      {expected[0]}", f"softmax  {expected[1]}"]
+    following = chat.feed("well")
+    assert len(following) == 2
+
+
 def test_a_failure_of_the_other_run_leaves_both_as_they_were(chat: Repl) -> None:
     chat.feed("/compare softmax")
     assert chat.feed("fail") == ["not finite"]
