@@ -120,6 +120,9 @@ def test_the_evaluation_of_an_ensemble_is_compared_with_that_of_a_run(
     [
         ("data.vocab_size=5", "has another vocabulary than"),
         ("data.context=2", r"has data\.context = 2, but .* has 9"),
+        ("data.max_tokens=7", r"has data\.max_tokens = 7, but"),
+        ("data.max_response=7", r"has data\.max_response = 7, but"),
+        ("data.last_response=true", r"has data\.last_response = True, but .* has False"),
     ],
 )
 def test_runs_that_do_not_fit_are_refused(

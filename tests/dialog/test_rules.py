@@ -113,9 +113,30 @@ def test_every_answer_obeys_in_any_batch(seed: int, beam: int, groups: int, case
     for source, found in enumerate(together):
         assert found
         for hypothesis in found:
-            stuck = method == "sample" and not hypothesis.finished  # rules that leave no token end a sample
+            # rules that leave no token end a sample
+            stuck = (
+                method == "sample" and not hypothesis.finished and len(hypothesis.tokens) < config.max_length
+            )
             required = () if stuck else texts.require
             assert obeys(hypothesis.tokens, source, config, texts._replace(require=required))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_samples_have_what_is_required_and_the_best_score_comes_first(penalty: float) -> None:
+    texts, marks = Texts(require=[[5, 5], [3, 2, 4]]), Marks(BOS, EOS, (BOS,))
+    settings = {"nbest": 40, "max_length": 8, "length_penalty": penalty, "method": "sample"}
+    ends = set()
+    for seed in range(3):
+        model = Recurrent(seed, vocab=VOCAB, sources=2, sharpness=1.0)
+        for found in sample(model.step, model.state([0, 1]), 2, decode(**settings), marks, [1, 2], texts):
+            assert all(has(h.tokens, [5, 5]) and has(h.tokens, [3, 2, 4]) for h in found)
+            ends |= {h.finished for h in found}
+            for one in found:
+                length = len(one.tokens) + one.finished
+                assert one.score == pytest.approx(one.log_prob / length**penalty)
+            order = [(not one.finished, -one.score) for one in found]
+            assert order == sorted(order)
+    assert ends == {True, False}
 
 
 def test_a_narrow_beam_places_what_is_required() -> None:

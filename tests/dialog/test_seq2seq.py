@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from dialog import seq2seq
 from dialog.batches import Batch, Example, collate, encode_examples, list_examples
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import Dialog, Utterance, train_codec
@@ -195,6 +196,23 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(model.objective(batch)[0], model.objective(batch)[0])
     model.train()
     assert not torch.equal(model.objective(batch)[0], model.objective(batch)[0])
+
+
+def test_word_dropout_spares_the_beginning_of_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("hierarchical", "lstm", "none").train()
+    model.config = model.config.model_copy(
+        update={"model": model.config.model.model_copy(update={"word_dropout": 0.999})}
+    )
+    read: list[Any] = []
+    embed = seq2seq.embed
+    monkeypatch.setattr(
+        seq2seq, "embed", lambda table, ids, *more: read.append(ids) or embed(table, ids, *more)
+    )
+    batch = batch_of(EXAMPLES)
+    model.hidden(batch)
+    rows, words = len(batch.inputs), read[-1].data
+    assert words[:rows].tolist() == [CODEC.vocabulary.bos] * rows
+    assert set(words[rows:].tolist()) == {model.unk}
 
 
 def test_attention_sees_nothing_of_the_padding() -> None:

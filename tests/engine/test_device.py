@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from lm.engine.device import load_note
+from lm.engine.config import TrainConfig
+from lm.engine.device import configure_device, device_here, load_note
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,13 @@ def test_a_load_above_the_processors_gives_a_hint_on_threads(
     if told:
         assert note.startswith(f"note: the load is {load:.1f} on 2 processors")
         assert "train.threads=1" in note
+
+
+def test_the_threads_of_a_training_are_not_those_of_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    train = TrainConfig(threads=3, device="cpu")
+    assert device_here(train) == torch.device("cpu")
+    assert not chosen
+    configure_device(train)
+    assert chosen == [3]

@@ -14,6 +14,7 @@ from rich.progress import Progress
 import lm.engine.progress
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, no_report
+from lm.engine.limits import goal_of
 from lm.engine.loop import fit
 from lm.engine.progress import (
     Meter,
@@ -276,3 +277,18 @@ def test_a_validation_says_whose_weights_it_measures(average: str, expected: lis
         fit(TinyTask(), limits, optim, run, PlainReporter(stream))
     said = [line for line in stream.getvalue().splitlines() if line.startswith("validation at")]
     assert ["(averaged)" in line for line in said] == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds", "goal"),
+    [
+        ({"max_steps": 40, "max_epochs": 2}, 0.0, Goal(14, 0.0)),
+        ({"max_steps": 10, "max_epochs": 2}, 9.0, Goal(10, 0.0)),
+        ({"max_minutes": 2.0}, 90.0, Goal(0, 30.0)),
+        ({"max_minutes": 2.0}, 900.0, Goal(0, 1.0)),
+    ],
+)
+def test_the_goal_is_the_first_limit_and_the_minutes_that_are_left(
+    limits: dict[str, Any], seconds: float, goal: Goal
+) -> None:
+    assert goal_of(TrainConfig(accumulate=3, **limits), 20, seconds) == goal

@@ -15,6 +15,7 @@ from lm.analysis.opened import text_of
 from lm.arrays import Floats
 from lm.config.named_data import split_of_run
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.language import refinements
 from lm.language.config import DataConfig
 from lm.language.corpus import load_split
 from lm.language.dynamic import dynamic
@@ -60,6 +61,19 @@ def by_hand(trained: TrainedLm, ids: np.ndarray, temperature: float = 1.0) -> np
         state, last = outputs.state, token
         nll.append(-float(log_probs[token]))
     return np.array(nll)
+
+
+@pytest.mark.parametrize("best", [0, 1, 3])
+def test_the_search_for_a_temperature_ends_after_its_patience(best: int) -> None:
+    tried: list[float] = []
+
+    def nll_at(multiplier: float) -> Floats:
+        tried.append(multiplier)
+        return np.full(2, abs(len(tried) - 1 - best) + 1.0)
+
+    found = refinements._search(nll_at, "a text")
+    assert len(tried) == min(best + refinements.FORGIVEN + 1, len(refinements.MULTIPLIERS))
+    assert found.multiplier == refinements.MULTIPLIERS[best]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.language.config import WindowConfig
-from lm.language.windows import Span, Streams, Window, mean_length
+from lm.language.windows import Span, Streams, Window, longest, mean_length
 
 EOS = 99
 
@@ -129,3 +129,15 @@ def test_files_come_in_another_order_each_pass() -> None:
     ]
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert len({tuple(order) for order in orders}) > 1
+
+
+@pytest.mark.parametrize(
+    ("window", "tokens"),
+    [
+        (WindowConfig(length=70, spread=5.0), 90),
+        (WindowConfig(length=70, spread=5.0, max_delta=10), 80),
+        (WindowConfig(length=70, spread=5.0, random=False), 70),
+    ],
+)
+def test_memory_is_estimated_for_the_longest_window(window: WindowConfig, tokens: int) -> None:
+    assert longest(window) == tokens

@@ -99,6 +99,9 @@ def test_parameters_without_an_effect_are_taken(client: TestClient) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}
     answer = client.post(CHAT, json=ask("a", **harmless, top_p=None, seed=None) | {"messages": [message]})
     assert answer.status_code == 200
+    nothing = {"stream": True, "stream_options": {"include_usage": None}}
+    answer = client.post(CHAT, json=ask("a", **nothing))
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(
