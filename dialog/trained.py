@@ -328,7 +328,7 @@ def backward_run(run: Path) -> TrainedModel:
     return _backward_run(run, CheckpointStore.of(run).fingerprint("best"))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # of the two runs of a comparison
 def _backward_run(run: Path, weights: str | None) -> TrainedModel:
     model = TrainedModel.load(run)
     if model.config.data.direction != "backward":

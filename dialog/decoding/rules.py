@@ -50,7 +50,9 @@ class Rules:
         ``sources`` (R,) are places in ``Texts.contexts``.
         """
         if bool(log_probs.sum().isnan()):
-            raise DivergenceError("the model's probabilities are not numbers; choose another checkpoint")
+            raise DivergenceError(
+                "the model's probabilities are not numbers; choose another checkpoint or a higher temperature"
+            )
         length = history.shape[1]
         if length < len(self._begin):
             only = torch.full_like(log_probs, -INFINITY)

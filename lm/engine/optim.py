@@ -71,7 +71,7 @@ def commit_bytes(config: OptimConfig, model: nn.Module) -> int:
 
 
 def optimizer_numbers(config: OptimConfig) -> int:
-    """Numbers that the optimiser keeps for each parameter."""
+    """Numbers that the optimiser keeps for each parameter; Muon keeps only one for hidden matrices."""
     return int(config.momentum > 0) if config.name == "sgd" else 2
 
 

@@ -52,6 +52,7 @@ class CacheSetting:
     def __post_init__(self) -> None:
         sizes = f"must be a number of words from 1 to {MOST_WORDS:,}"
         require(1 <= self.size <= MOST_WORDS, f"--cache {self.size}: {sizes}")
+        require((self.theta is None) == (self.share is None), "--cache: give both θ and λ, or neither")
         if self.theta is not None and self.share is not None:
             thetas = f"must be at least 0 and at most {MOST_THETA:,.0f}"
             require(0 <= self.theta <= MOST_THETA, f"--cache: θ = {self.theta}: {thetas}")

@@ -169,7 +169,9 @@ def _draw(
     log_probs: Tensor, forbidden: Tensor, uniforms: Sequence[float], options: GenerateOptions
 ) -> Tensor:
     if not bool(torch.isfinite(log_probs.max(1).values).all()):
-        raise DivergenceError("the model's probabilities are NaN; choose another checkpoint")
+        raise DivergenceError(
+            "the model's probabilities are NaN; choose another checkpoint or a higher temperature"
+        )
     allowed = log_probs.index_fill(1, forbidden, -INFINITY)
     at = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
     return draw_tokens(allowed, at, options)

@@ -203,7 +203,7 @@ def _present(given: Mapping[str, Any], schema: type[Request]) -> dict[str, Any]:
     for name, value in given.items():
         if name in schema.model_fields:
             if value is not None:
-                kept[name] = value
+                kept[name] = _without_nulls(value)
         elif name not in NEUTRAL:
             raise ApiError(
                 400, f"unknown parameter: {quoted(name)}", param=quoted(name), code="unknown_parameter"
@@ -223,10 +223,10 @@ def _same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _without_nulls(message: object) -> object:
-    if not isinstance(message, dict):
-        return message
-    return {name: value for name, value in message.items() if value is not None}
+def _without_nulls(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    return {name: part for name, part in value.items() if part is not None}
 
 
 def refused(error: ValidationError, under: str = "") -> ApiError:
