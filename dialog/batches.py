@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.prompts import Prompts
+from dialog.utterance import Dialog, Utterance
 from lm.text.vocabulary import DIALOG, Codec
 
 START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance, without a speaker

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from dialog.batches import Example
-from dialog.corpora.corpus import Dialog
 from dialog.decoding.steps import Hypothesis
 from dialog.seq2seq import Seq2Seq
 from dialog.trained import TrainedModel
+from dialog.utterance import Dialog
 from lm.heads.usage import use_in_sample
 from lm.results import as_json
 from lm.runs.evaluations import JsonObject, spread

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dialog.batches import Example, list_examples
 from dialog.config import DataConfig, DialogConfig
-from dialog.corpora.corpus import Dialog, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.own_data import in_run
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
@@ -23,6 +23,7 @@ from dialog.metrics.references import ReferenceItem, align_references, read_refe
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
 from dialog.trained import TargetScore, TrainedModel
+from dialog.utterance import Dialog
 from lm.config.load import Resolved, override, require_effect
 from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular

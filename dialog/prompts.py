@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from dialog.corpora.corpus import Utterance
+from dialog.utterance import Utterance
 from lm.errors import DataError
 from lm.huggingface.chat import ChatRenderer, messages_of
 from lm.text.pretrained_tokenizer import PretrainedTokenizer

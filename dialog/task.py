@@ -17,9 +17,9 @@ from dialog.batches import (
     segments,
 )
 from dialog.config import DataConfig, DialogConfig
-from dialog.corpora.corpus import Dialog
 from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
+from dialog.utterance import Dialog
 from lm.engine.update import StepLoss
 from lm.parallel.shards import slice_of
 from lm.text.vocabulary import UNK, Codec

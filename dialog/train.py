@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, load_dialogs, train_codec
+from dialog.corpora.corpus import load_dialogs, train_codec
 from dialog.corpora.own_data import in_run
 from dialog.decoding.config import DecodeConfig
 from dialog.describe import describe
 from dialog.seq2seq import start_dialog
 from dialog.task import DialogTask, build_model
+from dialog.utterance import Dialog
 from lm.config.load import Resolved
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dialog.batches import Example, ExampleEncoder, Item, backward_examples, collate
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog
 from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.sampling import sample
@@ -25,6 +24,7 @@ from dialog.decoding.words import texts_of
 from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_batches, score_items
+from dialog.utterance import Dialog
 from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError, visible

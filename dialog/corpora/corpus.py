@@ -6,13 +6,11 @@ from pathlib import Path
 
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.sources import read_source
-from dialog.utterance import Dialog, Utterance
+from dialog.utterance import Dialog
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, Vocabulary, build_codec
-
-__all__ = ["SMALLTALK", "Dialog", "Utterance", "load_dialogs", "train_codec"]
 
 SMALLTALK = "smalltalk:"
 

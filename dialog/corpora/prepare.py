@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.corpus import Dialog, train_codec
+from dialog.corpora.corpus import train_codec
 from dialog.corpora.formats import PAGE, beginning_of_dialogs
 from dialog.corpora.nonsense import nonsense
 from dialog.corpora.pieces import (
@@ -34,7 +34,7 @@ from dialog.corpora.pieces import (
 )
 from dialog.corpora.prepared import write_split
 from dialog.corpora.sources import Located, locate, require_dialogs, skipped
-from dialog.utterance import WHOLE
+from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.metrics.nearest import Documents, Index
+from dialog.utterance import Dialog, Utterance
 from lm.disk.regular import open_regular
 from lm.disk.storage import MAX_JSON, readable, write_atomic
 from lm.errors import DataError, visible

@@ -21,9 +21,9 @@ import torch
 from benchmarks import beam, load
 from benchmarks.timing import Work
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.task import DialogTask
 from dialog.task import build_model as build_dialog_model
+from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
 from lm.engine.agreement import Agreement, Clock
 from lm.engine.optim import build_optimizer

@@ -15,7 +15,8 @@ from dialog.batches import (
     list_examples,
     segments,
 )
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs, train_codec
+from dialog.corpora.corpus import load_dialogs, train_codec
+from dialog.utterance import Dialog, Utterance
 
 
 def talk(*turns: str, id: str = "d") -> Dialog:

@@ -10,9 +10,9 @@ from dialog.chat.conversation import Conversation
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.repl import Repl
 from dialog.chat.terminal import converse
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
+from dialog.utterance import Dialog, Utterance
 from lm.errors import DivergenceError
 from tests.support.toy_chat import conversation, heard
 from tests.support.toy_responder import ToyResponder

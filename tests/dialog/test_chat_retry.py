@@ -7,8 +7,8 @@ import pytest
 from dialog.batches import Example
 from dialog.chat.conversation import Conversation
 from dialog.chat.repl import Repl
-from dialog.corpora.corpus import Utterance
 from dialog.trained import TrainedModel
+from dialog.utterance import Utterance
 from lm.errors import DivergenceError
 from tests.support.toy_chat import conversation, heard
 from tests.support.toy_responder import ToyResponder

@@ -18,11 +18,12 @@ from dialog import prompts
 from dialog.batches import Item, encode_examples, list_examples, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, Utterance, train_codec
+from dialog.corpora.corpus import train_codec
 from dialog.prompts import alternating
 from dialog.seq2seq import start_dialog
 from dialog.task import build_model, encode_dialogs
 from dialog.trained import TrainedModel
+from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
 from lm.huggingface import chat as chat_module
 from lm.huggingface.pieces import read_tokenizer

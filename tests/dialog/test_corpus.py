@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs, train_codec
+from dialog.corpora.corpus import load_dialogs, train_codec
 from dialog.corpora.sources import detect_format, read_source
+from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
 from lm.text.lines import MAX_LINE, InputLog
 from tests.dialog.test_formats import page_examples

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.sources import read_source
 from dialog.corpora.swda import clean
+from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
 from lm.text.hub import load_tables
 from lm.text.lines import InputLog

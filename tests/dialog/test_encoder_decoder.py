@@ -18,13 +18,14 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from dialog.batches import Batch, next_example
 from dialog.cli import main
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Utterance, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.decoding.config import DecodeConfig
 from dialog.export import export_run, import_run
 from dialog.seq2seq import Seq2Seq
 from dialog.task import encode_dialogs
 from dialog.train import train
 from dialog.trained import TrainedModel
+from dialog.utterance import Utterance
 from lm.config.load import load_config
 from lm.engine.events import no_report
 from lm.errors import DataError

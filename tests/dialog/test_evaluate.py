@@ -12,7 +12,6 @@ import torch
 
 from dialog.batches import list_examples
 from dialog.config import DataConfig, DialogConfig
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.evaluate import (
     bleu_tokens,
     evaluate,
@@ -31,6 +30,7 @@ from dialog.results import DialogEvaluation
 from dialog.tables import evaluation_tables
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
+from dialog.utterance import Dialog, Utterance
 from dialog.variety import human_variety
 from lm.config.load import Resolved, save_config
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError

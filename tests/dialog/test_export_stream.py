@@ -14,13 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dialog.batches import Item, next_example
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog
 from dialog.export import export_run, import_run
 from dialog.hf_causal import HighrankStreamModel
 from dialog.task import encode_dialogs
 from dialog.train import train
 from dialog.trained import TrainedModel
-from dialog.utterance import Utterance
+from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
 from lm.engine.events import no_report
 from tests.dialog.test_chat_template import TEMPLATES, folder_with

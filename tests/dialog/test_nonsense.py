@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.nonsense import nonsense
+from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError
 
 Outcome = tuple[int, str, str]

@@ -13,9 +13,9 @@ import pytest
 from dialog.batches import list_examples
 from dialog.cli import main
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.corpora.own_data import OWN_OPTIONS
 from dialog.corpora.prepare import PrepareOptions
+from dialog.utterance import Dialog, Utterance
 from lm.cli import main as lm_main
 from lm.config.load import load_config
 from lm.errors import ConfigError, DataError, StorageError

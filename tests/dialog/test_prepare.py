@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.prepare import PrepareOptions, prepare
 from dialog.corpora.prepared import read_split, write_split
+from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
 from lm.text.prepared_folder import Prepared
 from tests.support.talk_source import contents, corpus, everything, source_file

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dialog.batches import list_examples
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.metrics.nearest import Documents, Index
 from dialog.metrics.references import (
     CONTEXT,
@@ -20,6 +20,7 @@ from dialog.metrics.references import (
     read_references,
     write_references,
 )
+from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError
 from tests.support.words import WORDS
 

@@ -12,12 +12,13 @@ from sacrebleu import sentence_bleu, sentence_chrf
 from dialog.batches import START, list_examples
 from dialog.chat.terminal import open_conversation
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, Utterance, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.selection import best_by, expected_similarities, similarity_of
 from dialog.decoding.steps import Hypothesis
 from dialog.evaluate import evaluate
 from dialog.trained import TrainedModel
+from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
 from lm.errors import ConfigError, StorageError
 from tests.support.tiny_dialog import train_dialog, write_corpus

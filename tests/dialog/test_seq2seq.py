@@ -8,9 +8,10 @@ import torch
 from dialog import seq2seq
 from dialog.batches import Batch, Example, collate, encode_examples, list_examples
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, Utterance, train_codec
+from dialog.corpora.corpus import train_codec
 from dialog.encoders import join_context
 from dialog.seq2seq import Seq2Seq
+from dialog.utterance import Dialog, Utterance
 from lm.text.vocabulary import Codec
 
 TURNS = ("hello", "hi how are you", "fine", "it rains a lot here", "yes", "we had snow", "oh really", "bye")

@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 from dialog.batches import list_examples
 from dialog.chat.conversation import Conversation, spoken
 from dialog.chat.repl import Repl
-from dialog.corpora.corpus import Dialog, Utterance
 from dialog.decoding.config import DecodeConfig
 from dialog.serve.served import ServedDialog, pieces
 from dialog.serve.settings import decoding
 from dialog.trained import TrainedModel
+from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError
 from lm.serve.app import Server
 from lm.serve.failure import ApiError

@@ -9,11 +9,12 @@ import torch
 
 from dialog.batches import list_examples
 from dialog.config import DialogConfig
-from dialog.corpora.corpus import Dialog, load_dialogs
+from dialog.corpora.corpus import load_dialogs
 from dialog.decoding.config import DecodeConfig
 from dialog.evaluate import evaluate
 from dialog.train import train
 from dialog.trained import TrainedModel
+from dialog.utterance import Dialog
 from lm.config.load import Resolved, load_config
 from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, StorageError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.corpus import Dialog
 from dialog.corpora.sources import read_source
+from dialog.utterance import Dialog
 from lm.errors import DataError
 from lm.text.lines import InputLog
 

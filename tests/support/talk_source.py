@@ -4,7 +4,8 @@ import hashlib
 import random
 from pathlib import Path
 
-from dialog.corpora.corpus import Dialog, load_dialogs
+from dialog.corpora.corpus import load_dialogs
+from dialog.utterance import Dialog
 
 NOUNS = ("beans", "leeks", "snow", "the river", "my brother's van", "crème brûlée")
 
