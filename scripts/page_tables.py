@@ -65,6 +65,7 @@ PAIRS = {  # labels of further tests by file
         ("Mogrifier, softmax ×4", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
+        ("Mogrifier, softmax ×4", "softmax ×4"),
         ("Mogrifier, MoS ×4, K = 3", "MoS ×4, K = 3"),
         ("softmax ×4, rate .006", "softmax, rate .006"),
         ("MoS ×4, K = 3, rate .006", "softmax, rate .006"),
