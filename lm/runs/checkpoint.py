@@ -8,7 +8,7 @@ import torch.
 import hashlib
 import os
 import re
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -170,6 +170,7 @@ class CheckpointStore:
         if which == "last":
             return max(steps, default=-1)
         if which == "best":
+            self._require_best()
             return next(iter(self.best()), -1)
         if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             return int(match[1])
@@ -225,11 +226,28 @@ class CheckpointStore:
                 if seen == (self.pointed("best"), self._folders()):
                     raise
 
+    def _require_best(self) -> None:
+        """Raise StorageError if the best step of the newest commit is missing; no other may replace it."""
+        while newest := self.newest_folder():
+            try:
+                recorded = Commit.read(newest, tensors=False).best or []
+            except StorageError:  # reading the checkpoint reports the damage
+                return
+            steps = [step for step, _ in self._folders()]
+            if not recorded or recorded[0] in steps:
+                return
+            if newest == self.newest_folder():  # otherwise training has continued meanwhile
+                raise StorageError(
+                    f"{self.folder}: step {recorded[0]}, the best, is missing; restore it from a copy"
+                    f"{self._choices(steps).replace(';', ', or', 1)}"
+                )
+
     def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
         """Best steps of the newest commit, if the pointer agrees with it or with the previous commit."""
         there = dict(folders)
         named = [step for step in pointed if step in there]
-        views = (view for commit in self._readable() if (view := _best_of(commit, there)) is not None)
+        recorded = (commit.best for commit in self._readable() if commit.best is not None)
+        views = ([step for step in steps if step in there] for steps in recorded)
         newest, *before = [*islice(views, 2)] or [named]
         if not before and not pointed:
             before = [[]]  # the pointer of the first commit may not be written yet
@@ -370,16 +388,6 @@ class CheckpointStore:
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):
             raise StorageError(f"{self.folder}: a symbolic link; link the whole run folder instead")
-
-
-def _best_of(commit: Commit, there: Container[int]) -> list[int] | None:
-    """Best steps recorded by a commit of a training that still exist; None for other commits."""
-    progress = commit.state.get("progress")
-    best = progress.get("best") if isinstance(progress, dict) else None
-    if not isinstance(best, list):
-        return None
-    steps = [entry[1] for entry in best if isinstance(entry, list) and len(entry) == 2]
-    return [step for step in steps if type(step) is int and step in there]
 
 
 def _steps(steps: Sequence[int]) -> str:

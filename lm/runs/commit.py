@@ -80,6 +80,16 @@ class Commit:
     facts: Mapping[str, Any]
     files: Mapping[str, FileRecord] = field(repr=False)
 
+    @property
+    def best(self) -> list[int] | None:
+        """Steps of the best commits at this one, best first; None unless a training wrote it."""
+        progress = self.state.get("progress")
+        best = progress.get("best") if isinstance(progress, dict) else None
+        if not isinstance(best, list):
+            return None
+        steps = [entry[1] for entry in best if isinstance(entry, list) and len(entry) == 2]
+        return [step for step in steps if type(step) is int]
+
     @classmethod
     def read(cls, path: Path, *, tensors: bool = True) -> "Commit":
         """Verify a commit folder; StorageError names what is missing, damaged or foreign.

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
@@ -229,3 +230,17 @@ def test_asking_for_memory_takes_none() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.5 * before
     with pytest.raises(MemoryError):
         _require_memory(1 << 60)
+
+
+def test_no_other_checkpoint_replaces_a_best_one_that_is_missing(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        progress = {"best": [[2.0, 1]] if step == 1 else [[1.0, 2], [2.0, 1]]}
+        store.commit(step, {"model": {}}, {"progress": progress}, {})
+    store.point("best", [2, 1])
+    assert store.open("best").step == 2
+    rmtree(store.folder / "step-00000002")
+    for use in (store.open, store.weights, store.fingerprint):
+        with pytest.raises(StorageError) as error:
+            use("best")
+        one_line(error, "step 2, the best, is missing; restore it", "by --checkpoint: step-3, step-1")
+    assert store.open("last").step == 3
