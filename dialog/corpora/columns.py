@@ -81,7 +81,8 @@ def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> Rea
     for kind in kinds:
         if (column := found[f"{kind}_column"]) not in row:
             columns = visible(", ".join(map(str, row))[:500])
-            raise DataError(f"{name}: no column {column}; set --{kind}-column to one of {columns}")
+            or_add = ", or add a column that names the dialog of each row" if kind == "dialog" else ""
+            raise DataError(f"{name}: no column {column}; set --{kind}-column to one of {columns}{or_add}")
     return replace(options, **found)
 
 

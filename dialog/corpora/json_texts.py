@@ -25,9 +25,10 @@ _MESSAGES = re.compile(r'"messages"\s*:\s*\[')
 
 
 def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
-    """Keys of a question and its answer, or None."""
-    known = set(keys)
-    return next((pair for pair in PAIRS if known.issuperset(pair)), None)
+    """Keys of a question and its answer in any case, or None."""
+    known = {key.lower(): key for key in keys}
+    found = (pair for pair in PAIRS if known.keys() >= {*pair})
+    return next(((known[question], known[answer]) for question, answer in found), None)
 
 
 def _chat(name: str, line: int, value: dict[str, Any], log: InputLog) -> Dialog | None:
@@ -72,7 +73,11 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
         log.bad(name, line, "no question and answer", f"expected {known}", excerpt=", ".join(map(str, value)))
         return None
     question, answer = (value[key] for key in pair)
-    if pair[0] == "instruction" and isinstance(more := value.get("input"), str) and isinstance(question, str):
+    if (
+        pair[0].lower() == "instruction"
+        and isinstance(more := value.get("input"), str)
+        and isinstance(question, str)
+    ):
         question = f"{question} {more}"
     turns = [
         RawUtterance(line, "user", join_lines(question)),

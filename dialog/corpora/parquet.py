@@ -39,7 +39,9 @@ def read_csv(lines: Iterable[NumberedLine], name: str, options: ReadOptions, log
 
 
 def _require_header(columns: list[str], name: str, line: int, options: ReadOptions) -> None:
-    """Raise DataError if the first line of a table names none of the columns that it should."""
+    """Raise DataError if the first line of a table names none of the known columns, or two alike."""
+    if twice := [column for column in columns if column and columns.count(column) > 1]:
+        raise DataError(f"{name}:{line}: two columns are named {visible(twice[0])}; rename one of them")
     asked = {options.dialog_column, options.speaker_column, options.text_column}
     known = asked.intersection(columns) or any(usual(kind, columns) for kind in KINDS) or pair_of(columns)
     if columns and not known:
@@ -57,7 +59,7 @@ def _named_rows(
         if len(fields) == len(header):
             yield line, dict(zip(header, map(join_lines, fields), strict=True))
         else:
-            expected = f"expected {len(header)}"
+            expected = f"expected {len(header)}; put texts with a delimiter in quotes"
             log.bad(name, line, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
 
 

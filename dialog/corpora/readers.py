@@ -242,11 +242,10 @@ def read_tsv(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
 def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read one utterance per line, with a blank line between dialogs.
 
-    If the first line has the form ``A: text``, every line must. Otherwise speakers A and B alternate by line
+    If most lines have the form ``A: text``, every line must. Otherwise speakers A and B alternate by line
     number, so that a skipped line does not swap the speakers.
     """
     dialogs: list[Dialog] = []
-    prefixed: bool | None = None
     blank = 0  # number of the last blank line
     numbered: list[tuple[int, int, str]] = []  # preceding blank line, number, text
     for number, text in lines:
@@ -254,11 +253,11 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
             numbered.append((blank, number, text))
         else:
             blank = number
+    prefixed = 2 * sum(PREFIX.match(text.strip()) is not None for *_, text in numbered) > len(numbered)
     for index, (start, block) in enumerate(groupby(numbered, key=lambda item: item[0])):
         turns = []
         for _, number, text in block:
             match = PREFIX.match(text.strip())
-            prefixed = match is not None if prefixed is None else prefixed
             if not prefixed:
                 turns.append(RawUtterance(number, "AB"[(number - start - 1) % 2], text))
             elif match is None:
@@ -266,7 +265,7 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
                     name,
                     number,
                     "no speaker",
-                    "give all lines the form `A: text`, as in the first line",
+                    "give all lines the form `A: text`, as most lines have it",
                     excerpt=text,
                 )
             else:

@@ -9,6 +9,7 @@ from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE, beginning_of_dialogs
 from dialog.corpora.layouts import DETECTORS
 from dialog.corpora.sources import TEXT_READERS, detect_format
+from lm.errors import DataError
 from lm.text.lines import InputLog
 from tests.support.foreign_formats import read, refusal, said, write
 
@@ -240,3 +241,20 @@ def test_an_id_of_two_dialogs_is_refused_in_every_format(name: str, row: str, tm
     line = 4 if header else 3
     message = refusal(write(tmp_path, name, f"{header}{row}\n{other}\n{row}\n"))
     assert f"{name}:{line}: repeated dialog id (7, first at line {line - 2})" in message
+
+
+@pytest.mark.parametrize("first", ["it rains", "# my chat", "note: a chat"])
+def test_most_lines_decide_if_speakers_are_named(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "chat.txt"
+    path.write_text(f"{first}\nB: oh\nA: yes\n\nB: so\nA: well\n")
+    if first.startswith("note"):
+        speakers = [[one.speaker for one in dialog.utterances] for dialog in load_dialogs(str(path))]
+        assert speakers == [["note", "B", "A"], ["B", "A"]]
+        return
+    with pytest.raises(DataError, match=r"chat\.txt:1: no speaker.*as most lines have it"):
+        load_dialogs(str(path))
+    path.write_text("it rains\noh: really\nyes\n\nB: so\nwell\n")
+    assert [[one.text for one in dialog.utterances] for dialog in load_dialogs(str(path))] == [
+        ["it rains", "oh: really", "yes"],
+        ["B: so", "well"],
+    ]

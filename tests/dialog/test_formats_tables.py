@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.sources import detect_format
+from lm.errors import DataError
 from lm.text.lines import InputLog
 from tests.support.foreign_formats import read, refusal, said, write
 
@@ -131,3 +133,19 @@ def test_the_hub_is_asked_for_nothing_but_its_own_names(
 
 def _unreachable(*arguments: Any, **options: Any) -> None:
     raise OSError("Network is unreachable")
+
+
+def test_headers_of_pairs_have_any_case(tmp_path: Path) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_text("Question,Answer\nis it raining,not any more\n")
+    (dialog,) = load_dialogs(str(path))
+    assert [one.text for one in dialog.utterances] == ["is it raining", "not any more"]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chat.csv"
+    path.write_text("dialog,speaker,text,text\n1,A,hello,hi\n1,B,so,well\n")
+    with pytest.raises(DataError, match=r"chat\.csv:1: two columns are named text; rename one of them"):
+        load_dialogs(str(path))
+    path.write_text("dialog,speaker,text,,\n1,A,hello,,\n1,B,so,,\n")
+    assert len(load_dialogs(str(path))) == 1
