@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -226,12 +227,15 @@ def train(
     in_processes(processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
     from dialog.corpora.own_data import in_run, own_data
+    from lm.runs.run import refuse_foreign
 
+    refuse_foreign(folder)
     own = own_data(data, folder)
     if own.note:
         typer.echo(own.note, err=True)
     if own.prepared and not own.prepared.unchanged:
-        _show_prepared(own.prepared)
+        with suppress(BrokenPipeError):  # a closed pipe does not end a training
+            _show_prepared(own.prepared)
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
     check_data(

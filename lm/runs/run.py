@@ -82,7 +82,7 @@ class Run:
         are saved. A key that an older config lacks counts as its default. Raises ConfigError naming every
         other difference. Raises StorageError if another process trains there, or the folder is not a run.
         """
-        _refuse_foreign(folder)
+        refuse_foreign(folder)
         make_folder(folder)
         lock = _take_lock(folder)
         try:
@@ -140,11 +140,11 @@ def _others(folder: Path) -> list[str]:
     """Names in a folder besides a lock, a corpus and leftovers of killed processes."""
     with storage_errors(folder):
         names = os.listdir(folder) if os.path.isdir(folder) else []
-    leftovers = {name for name in names if name.startswith(".") and name.endswith(".tmp")}
+    leftovers = {name for name in names if name.startswith(".") and name.endswith((".tmp", ".lock"))}
     return sorted(set(names) - leftovers - {LOCK, CORPUS})
 
 
-def _refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path) -> None:
     """Raise StorageError for a non-empty folder that is not a run, even an incomplete one."""
     others = _others(folder)
     if CONFIG not in others and others and recorded(folder) is None:

@@ -149,6 +149,25 @@ def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) ->
     assert dialog(*command, "--run", "runs/new", "--set", "train.max_steps=2")[0] == 0
 
 
+def test_a_folder_that_is_no_run_stays_as_it_is(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").write_text(chat(20))
+    Path("other").mkdir()
+    Path("other/x").write_text("")
+    code, _, err = dialog("train", "own_small", "--data", "talk.txt", "--run", "other", *BRIEF)
+    assert (code, "choose a new or empty folder with --run" in err) == (StorageError.exit_code, True)
+    assert [path.name for path in Path("other").iterdir()] == ["x"]
+
+
+def test_a_closed_pipe_does_not_end_a_training_before_it_begins(in_tmp: Path) -> None:
+    Path("talk.txt").write_text(chat(20))
+    line = [sys.executable, "-m", "dialog", "train", "own_small", "--data", "talk.txt", *BRIEF]
+    with subprocess.Popen([*line, "--run", "r"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ended:
+        assert ended.stdout
+        ended.stdout.close()
+    assert ended.returncode == 0
+    assert Path("r/checkpoints/last.json").exists()
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``talk.txt`` and the run ``r`` that began with it."""

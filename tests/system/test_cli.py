@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dialog.config import DialogConfig
+from lm.cli import main as lm_main
 from lm.console.app import new_app, run_app, show, write_result
 from lm.console.tables import Table
 from lm.errors import (
@@ -187,6 +188,26 @@ def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
                     check=False,
                 )
                 assert (ended.returncode, ended.stderr) == (4, FULL)
+
+
+def test_the_home_folder_is_known_also_after_an_equals_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("so it goes\n" * 30)
+    with pytest.raises(SystemExit, match="0"):
+        lm_main(["prepare", "a.txt", "--out=~/data/a"])
+    assert (tmp_path / "data" / "a" / "train").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+def test_a_locale_without_unicode_escapes_what_it_cannot_show(tmp_path: Path) -> None:
+    (tmp_path / "chat.txt").write_text("A: na\u00efve\nB: so\n\nA: x\nB: y\n", encoding="utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = python("-m", "dialog", "show", str(tmp_path / "chat.txt"), env=plain)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "A: na\\xefve" in ended.stdout
 
 
 def test_tables_show_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
