@@ -6,7 +6,16 @@ from pathlib import Path
 
 from dialog.batches import Example, next_example
 from dialog.chat.ctrl_c import CTRL_C
-from dialog.chat.transcript import HUMAN, MODEL, Alternative, Source, Turn, one_line, write_transcript
+from dialog.chat.transcript import (
+    ENSEMBLE,
+    HUMAN,
+    MODEL,
+    Alternative,
+    Source,
+    Turn,
+    one_line,
+    write_transcript,
+)
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.trained import StepProbabilities, TrainedModel
@@ -198,5 +207,6 @@ class SideBySide:
 def _names(*conversations: Conversation) -> list[str]:
     """Names of the runs: those of their folders, or whole paths if these are equal."""
     runs = [one.source.run.rstrip("/") if one.source else "this" for one in conversations]
-    short = [run.rpartition("/")[2] for run in runs]
+    folders = (run.split(ENSEMBLE) for run in runs)
+    short = [ENSEMBLE.join(one.rstrip("/").rpartition("/")[2] for one in several) for several in folders]
     return short if len(set(short)) == len(short) else runs

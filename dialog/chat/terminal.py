@@ -58,7 +58,7 @@ def open_conversation(
     Raises the errors of ``TrainedModel.load`` and ``TrainedModel.joined``.
     """
     from dialog.chat.conversation import Conversation
-    from dialog.chat.transcript import Source
+    from dialog.chat.transcript import ENSEMBLE, Source
     from dialog.trained import TrainedModel
     from lm.runs.checkpoint import CheckpointStore
     from lm.runs.evaluations import loaded
@@ -74,7 +74,7 @@ def open_conversation(
     return Conversation(
         model,
         decode,
-        Source(run=" + ".join(map(visible, runs)), checkpoint=checkpoint, step=step, weights=weights),
+        Source(run=ENSEMBLE.join(map(visible, runs)), checkpoint=checkpoint, step=step, weights=weights),
     )
 
 

@@ -26,6 +26,7 @@ from lm.runs.outputs import require_foreign
 
 HUMAN: Final = "A"
 MODEL: Final = "B"
+ENSEMBLE = " + "  # between the runs of an ensemble
 LIMIT = 64 << 20  # maximum plausible bytes of a saved conversation
 _FOREIGN = "not a conversation that chat has saved"
 

@@ -108,7 +108,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
             return Located(source, "swda", {WHOLE: sorted(metadata) + sorted(tables)})
     splits: dict[str, list[Path]] = {}
     for entry in entries:
-        split = SPLIT_NAMES.get(entry.stem)
+        split = SPLIT_NAMES.get(entry.stem.lower())
         is_file = entry.suffix in _SUFFIXES and not entry.is_dir()
         files = [entry] if is_file else sorted(entry.glob("*.txt")) if entry.is_dir() else []
         if split is None or not files:

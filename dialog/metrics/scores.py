@@ -30,8 +30,9 @@ BLEU_VERSIONS: dict[str, tuple[Variant, NgramWeights]] = {
 _VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier, 0 where it is undefined"}
 _WARNING = (
     "With several references, constant answers can have a higher precision than people, since one of the "
-    'references often is the same short answer; a score above 1 comes from smoothing. "All five" gives '
-    "these answers together. Read precision beside recall, distinct-n and the most common answer."
+    'references often is the same short answer; a score above 1 comes from smoothing. A row "All five" '
+    "has the five constant answers as one list. Read precision beside recall, distinct-n and the most common "
+    "answer."
 )
 
 

@@ -159,7 +159,9 @@ def require_family(path: Path, saved: object, family: str) -> None:
     if "model_type" in saved:
         raise not_a_run(path.parent, family)
     if (found := saved.get("family", "dialog")) != family:
-        raise StorageError(f"{path.parent}: a run of `{found}`, not of `{family}`; use `{found}`")
+        raise StorageError(
+            f"{path.parent}: a run of `{found}`, not of `{family}`; only commands of `{found}` open it"
+        )
 
 
 def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Preset:

@@ -97,7 +97,9 @@ def cut_file(path: Path, form: TextForm, shares: Sequence[float]) -> list[FilePi
         rest = rest.cut(place, rest.size)
     pieces.append(rest)
     if any(piece.size < 1 for piece in pieces):
-        raise DataError(f"{path}: too short to split; add text, or name files for its splits")
+        raise DataError(
+            f"{path}: too short to split at ends of lines; add lines, or name files for its splits"
+        )
     return pieces
 
 

@@ -329,8 +329,8 @@ class CheckpointStore:
                 continue
             if named != counts:
                 notes.append(
-                    f"{path}: names {_steps(named)}, and {_steps(counts)} counts, as the newest checkpoint"
-                    " has it; a kill leaves it so, and the next training moves it"
+                    f"{path}: names {_steps(named)}, the newest checkpoint {_steps(counts)}, which counts;"
+                    " a kill leaves such a file, and the next training mends it"
                 )
         return problems, notes
 

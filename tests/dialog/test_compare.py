@@ -186,7 +186,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     ):
         compare([a, tmp_path / "empty"])
     (tmp_path / "empty" / "config.json").write_text('{"family": "lm"}')
-    with pytest.raises(StorageError, match="empty: a run of `lm`, not of `dialog`; use `lm`"):
+    with pytest.raises(
+        StorageError, match="empty: a run of `lm`, not of `dialog`; only commands of `lm` open it"
+    ):
         compare([a, tmp_path / "empty"])
     with pytest.raises(DataError, match="has no evaluation valid"):
         compare([a], name="valid")

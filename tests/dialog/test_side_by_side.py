@@ -87,6 +87,12 @@ def test_a_failure_of_the_other_run_leaves_both_as_they_were(chat: Repl) -> None
     assert chat.feed("so")[1] == f"softmax  {alone(Contrary(), ['so'])[0]}"
 
 
+def test_an_ensemble_has_the_names_of_its_runs() -> None:
+    first = conversation(ToyResponder(), "runs/mos + runs/softmax/")
+    chat = Repl(first, lambda run: conversation(Contrary(), str(run)))
+    assert chat.feed("/compare other/mos") == ["(every line is answered by mos + softmax and mos)"]
+
+
 def test_it_ends_and_a_bad_run_changes_nothing(chat: Repl) -> None:
     assert chat.feed("/compare missing") == ["missing: no such run; check the path"]
     assert len(chat.feed("so")) == 1

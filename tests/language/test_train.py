@@ -261,7 +261,9 @@ def test_a_run_of_dialog_is_refused_by_name(corpus: Path) -> None:
     run = Path("talk")
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"family": "dialog", "config": {}, "provenance": {}}))
-    with pytest.raises(StorageError, match="talk: a run of `dialog`, not of `lm`; use `dialog`"):
+    with pytest.raises(
+        StorageError, match="talk: a run of `dialog`, not of `lm`; only commands of `dialog` open it"
+    ):
         TrainedLm.load(run)
     with pytest.raises(StorageError, match="a run of `dialog`"):
         train(resolved(), run, no_report)
