@@ -300,7 +300,7 @@ def evaluate(
     require_effect(resolved.config, overrides or ())
     in_processes(processes)
     from dialog.corpora.own_data import in_run
-    from lm.runs.inputs import config_of
+    from lm.runs.inputs import config_of, prepared_anew
 
     splits = [in_run(one, config_of(one, DialogConfig).config.data) for one in runs]
     texts = [text for own in splits for text in (own.train, own.valid, own.test)]
@@ -308,6 +308,8 @@ def evaluate(
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.tables import evaluation_tables
 
+    for warning in () if data else prepared_anew(run, splits[0].train):
+        typer.echo(warning, err=True)
     with counting("responding") as progress:
         result = evaluate_run(
             run, others=others, data=data, references=references, output=output, checkpoint=checkpoint,

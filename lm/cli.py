@@ -220,7 +220,10 @@ def evaluate(
     from lm.language.evaluate import evaluate as evaluate_run
     from lm.language.refinements import Refinements
     from lm.language.tables import evaluation_tables
+    from lm.runs.inputs import prepared_anew
 
+    for warning in () if data else prepared_anew(run, config.data.train):
+        typer.echo(warning, err=True)
     cached = None if cache is None else CacheSetting.parse(cache)
     wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("scoring") as progress:

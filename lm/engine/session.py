@@ -139,7 +139,9 @@ def _train(
     hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)
     with _opened(group, folder, resolved, free) as run:
-        if changed := group.share(lambda: settle_inputs(folder, codec, hashes, ready.files)):
+        if changed := group.share(
+            lambda: settle_inputs(folder, codec, hashes, ready.files, config.data.train)
+        ):
             raise DataError(_changed(config, changed[0]))
         limits, trained = (config.train, config.optim), ready.trained
         result = fit(ready.task, *limits, run, report, verdict, words, group, trained=trained)

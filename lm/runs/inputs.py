@@ -25,6 +25,7 @@ from lm.config.settings import Setting, Settings
 from lm.disk.storage import (
     JSON,
     MAX_JSON,
+    canonical_json,
     is_sealed,
     read_file,
     read_json,
@@ -35,11 +36,13 @@ from lm.disk.storage import (
 from lm.errors import StorageError, visible
 from lm.runs.checkpoint import CheckpointStore, Commit
 from lm.runs.commit import FileRecord, Sha256
+from lm.text.prepared_folder import recorded_hashes
 from lm.text.vocabulary import RESTORE, Codec
 
 CONFIG, DATA, LOG = "config.json", "data.json", "metrics.jsonl"
 TRUNK: Final = "trunk.json"  # of a pretrained trunk: the config.json of its folder
 CODEC_HASH = "codec_sha256"
+PREPARED_HASH = "prepared_sha256"  # of the files of a prepared training split; not compared on resume
 RunFile = Literal[
     "config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "trunk.json"
 ]  # fmt: skip
@@ -183,15 +186,39 @@ def codec_of(run: Path) -> Codec:
 
 
 def settle_inputs(
-    run: Path, codec: Codec, hashes: Mapping[str, str], files: Mapping[RunFile, bytes]
+    run: Path, codec: Codec, hashes: Mapping[str, str], files: Mapping[RunFile, bytes], train: str
 ) -> list[str]:
-    """Save codec, files and input hashes of a new run. Return the names of changed inputs of an older run."""
+    """Save codec, files and input hashes of a new run. Return the names of changed inputs of an older run.
+
+    ``train`` is the source of the training split.
+    """
     path = run / DATA
     if not os.path.lexists(path):
         codec.save(run)
         for name, content in files.items():
             write_atomic(run / name, content)
-        write_json(path, dict[str, JSON](hashes))
+        write_json(path, dict[str, JSON](hashes) | _prepared(train))
         return []
     saved = read_json(path, limit=DATA_LIMIT)
     return [name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value]
+
+
+def _prepared(train: str) -> dict[str, JSON]:
+    """Hash of the files of a training split; {} unless it was prepared."""
+    files = recorded_hashes(Path(train))
+    return {PREPARED_HASH: hashlib.sha256(canonical_json(files)).hexdigest()} if files else {}
+
+
+def prepared_anew(run: Path, train: str) -> list[str]:
+    """Warning if a training split was prepared again since a run read it; [] otherwise.
+
+    Other splits of the corpus may then hold what the run was trained on.
+    """
+    saved = read_json(run / DATA, limit=DATA_LIMIT) if os.path.lexists(run / DATA) else {}
+    before, now = saved.get(PREPARED_HASH) if isinstance(saved, dict) else None, _prepared(train)
+    if not before or not now or now[PREPARED_HASH] == before:
+        return []
+    return [
+        f"warning: {visible(train)} was prepared again since {visible(run)} was trained, so that the test"
+        " split may hold what it has read; evaluate a text that is new to it with --data"
+    ]

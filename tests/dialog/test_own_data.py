@@ -290,6 +290,26 @@ def test_train_on_a_prepared_folder(in_tmp: Path, dialog: Callable[..., Outcome]
     assert not Path("other").exists()
 
 
+def test_a_corpus_that_is_prepared_again_is_told(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("talk.txt").write_text(chat(20))
+    prepare = ("prepare", "talk.txt", "--out", "p", "--test-fraction", "0.2", "--valid-fraction", "0.2")
+    splits = [word for split in ("train", "valid", "test") for word in ("--set", f"data.{split}=p/{split}")]
+    assert dialog(*prepare)[0] == 0
+    assert dialog("train", "own_small", *splits, "--run", "r", *BRIEF)[0] == 0
+    for seed, data, told in (
+        ("", (), False),
+        ("5", (), True),
+        ("5", ("--data", "p/test"), False),
+        ("", (), False),
+    ):
+        shutil.rmtree("p")
+        assert dialog(*prepare, *(("--seed", seed) if seed else ()))[0] == 0
+        code, _, err = dialog("evaluate", "r", *data)
+        assert code == 0
+        assert ("warning: p/train was prepared again since r was trained" in err) == told
+    assert dialog("train", "own_small", *splits, "--run", "r", *BRIEF)[0] == 0, "an older run goes on"
+
+
 def test_a_killed_preparation_does_not_block_the_run(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
     """Only the corpus is there, and what a killed process left beside it."""
     Path("talk.txt").write_text(chat(20))
