@@ -223,7 +223,8 @@ def train(
     """
     # refused before data
     first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
-    require_effect(first.config, overrides or ())
+    # decoding settings may wait for chats
+    require_effect(first.config, [text for text in overrides or () if not text.startswith("decode.")])
     in_processes(processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
     from dialog.corpora.own_data import in_run, own_data
@@ -308,7 +309,7 @@ def evaluate(
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.tables import evaluation_tables
 
-    for warning in () if data else prepared_anew(run, splits[0].train):
+    for warning in () if data else prepared_anew(runs, [own.train for own in splits]):
         typer.echo(warning, err=True)
     with counting("responding") as progress:
         result = evaluate_run(

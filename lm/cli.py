@@ -189,7 +189,9 @@ def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None)
     from lm.language.train import finetuned
 
     folder = run or source.with_name(f"{source.name}-finetuned")
-    show_training(folder, partial(_train, finetuned(source, overrides or []), folder))
+    resolved = finetuned(source, overrides or [])
+    require_effect(resolved.config, overrides or ())
+    show_training(folder, partial(_train, resolved, folder))
 
 
 @app.command()
@@ -222,7 +224,7 @@ def evaluate(
     from lm.language.tables import evaluation_tables
     from lm.runs.inputs import prepared_anew
 
-    for warning in () if data else prepared_anew(run, config.data.train):
+    for warning in () if data else prepared_anew(runs, [lm_config(one).data.train for one in runs]):
         typer.echo(warning, err=True)
     cached = None if cache is None else CacheSetting.parse(cache)
     wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)

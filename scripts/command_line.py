@@ -8,6 +8,8 @@ from typing import NoReturn
 from lm.ending import flush_output, report
 from lm.errors import HighrankError
 
+CLOSED_PIPE = 141  # exit code, as shells have it
+
 
 class Options(argparse.ArgumentParser):
     """Options of a script, whose help begins with its docstring. A mistake ends it with one line and 2."""
@@ -21,14 +23,14 @@ class Options(argparse.ArgumentParser):
 
 
 def run_script(main: Callable[[], object]) -> NoReturn:
-    """Run a script and exit as the command lines do: one line for an error, none for a closed pipe."""
+    """Run a script and exit: one line for an error, none for a closed pipe, whose code is that of shells."""
     code: str | int | None = 0
     try:
         main()
     except SystemExit as ending:
         code = ending.code
     except BrokenPipeError:
-        pass
+        code = CLOSED_PIPE
     except (HighrankError, OSError, KeyboardInterrupt) as error:
         code = report(error)
     sys.exit(flush_output(code))

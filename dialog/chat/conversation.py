@@ -184,13 +184,14 @@ class SideBySide:
         """
         before = self._first.exchanges[-1]
         self._second.decode = self._first.decode
-        self._first.retry()
+        found = [self._first.retry()]
         try:
-            self._second.retry()
+            found.append(self._second.retry())
         except BaseException:
             self._first.exchanges[-1] = before
             raise
-        return self._named(self._first.exchanges[-1], self._second.exchanges[-1])
+        rows = self._named(self._first.exchanges[-1], self._second.exchanges[-1])
+        return [row if new else f"{row}  (no other)" for row, new in zip(rows, found, strict=True)]
 
     def _named(self, *exchanges: Exchange) -> list[str]:
         width = max(map(len, self.names))

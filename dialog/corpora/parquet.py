@@ -40,8 +40,6 @@ def read_csv(lines: Iterable[NumberedLine], name: str, options: ReadOptions, log
 
 def _require_header(columns: list[str], name: str, line: int, options: ReadOptions) -> None:
     """Raise DataError if the first line of a table names none of the known columns, or two alike."""
-    if twice := [column for column in columns if column and columns.count(column) > 1]:
-        raise DataError(f"{name}:{line}: two columns are named {visible(twice[0])}; rename one of them")
     asked = {options.dialog_column, options.speaker_column, options.text_column}
     known = asked.intersection(columns) or any(usual(kind, columns) for kind in KINDS) or pair_of(columns)
     if columns and not known:
@@ -50,6 +48,9 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
             f"{visible(', '.join(columns))[:500]}; or, if line {line} is no header, write one above, as in "
             "dialog,speaker,text"
         )
+    read = {*asked, *(usual(kind, columns) for kind in (*KINDS, "act")), *(pair_of(columns) or ())}
+    if twice := [column for column in columns if columns.count(column) > 1 and column in read]:
+        raise DataError(f"{name}:{line}: two columns are named {visible(twice[0])}; rename one of them")
 
 
 def _named_rows(

@@ -242,8 +242,8 @@ def read_tsv(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
 def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read one utterance per line, with a blank line between dialogs.
 
-    If most lines have the form ``A: text``, every line must. Otherwise speakers A and B alternate by line
-    number, so that a skipped line does not swap the speakers.
+    If the first line or half of all lines have the form ``A: text``, every line must. Otherwise speakers A
+    and B alternate by line number, so that a skipped line does not swap the speakers.
     """
     dialogs: list[Dialog] = []
     blank = 0  # number of the last blank line
@@ -253,7 +253,8 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
             numbered.append((blank, number, text))
         else:
             blank = number
-    prefixed = 2 * sum(PREFIX.match(text.strip()) is not None for *_, text in numbered) > len(numbered)
+    named = [PREFIX.match(text.strip()) is not None for *_, text in numbered]
+    prefixed = named[:1] == [True] or 2 * sum(named) >= len(named)
     for index, (start, block) in enumerate(groupby(numbered, key=lambda item: item[0])):
         turns = []
         for _, number, text in block:
@@ -265,7 +266,7 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
                     name,
                     number,
                     "no speaker",
-                    "give all lines the form `A: text`, as most lines have it",
+                    "give all lines the form `A: text`, as others have it",
                     excerpt=text,
                 )
             else:

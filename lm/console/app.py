@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import math
-import os
 import platform
 import shlex
 import shutil
@@ -189,7 +188,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     User errors are one line on stderr. So are our own bugs, unless ``--debug`` is given. Raises SystemExit
     with the codes of :mod:`lm.errors`.
     """
-    given = [_expanded(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    given = sys.argv[1:] if arguments is None else list(arguments)
     take_command([name, *without_option(given, "--processes")])  # which changes no result
     debug = "--debug" in given
     _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
@@ -205,13 +204,6 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         announce(failure)
         code = report(failure)
     sys.exit(flush_output(code))
-
-
-def _expanded(word: str) -> str:
-    """A word of the command line with the home folder in ``--option=~/path``, which shells leave as it is."""
-    option, equals, value = word.partition("=")
-    home = option.startswith("--") and value.startswith("~/")
-    return f"{option}{equals}{os.path.expanduser(value)}" if home else word
 
 
 def _run(app: typer.Typer, name: str, arguments: list[str]) -> str | int | None:

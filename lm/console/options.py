@@ -23,7 +23,13 @@ Overrides = Annotated[
 
 def filename(text: str) -> Path:
     """Typer parser of output files: reject an empty name, which would mean ``.``."""
-    return Path(nonempty(text))
+    return _path(nonempty(text))
+
+
+def _path(text: str) -> Path:
+    """A path, with the home folder for ``~/``, which shells leave as it is after ``--option=``."""
+    path = Path(text)
+    return path.expanduser() if path.parts[:1] == ("~",) else path
 
 
 def nonempty(text: str) -> str:
@@ -67,7 +73,7 @@ def named(text: str) -> Path:
     """Typer parser of folders: reject an empty name, for example from an unset variable."""
     if not text:
         raise typer.BadParameter("is empty; name a folder")
-    return Path(text)
+    return _path(text)
 
 
 def output_folder(text: str, *names: str) -> OptionInfo:

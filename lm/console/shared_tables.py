@@ -110,6 +110,6 @@ def comparison_warnings(comparison: "ComparedRuns") -> list[str]:
     unfinished = [f"{visible(row.run)} ({row.unfinished})" for row in comparison.runs if row.unfinished]
     warnings = {
         "near guessing, so that differences between them are noise, without a p": guessing,
-        "not trained to the end, so that scores may change": unfinished,
+        "trained without the planned end, so that scores are of unfinished models": unfinished,
     }
     return [f"Warning: {text}: {', '.join(runs)}." for text, runs in warnings.items() if runs]

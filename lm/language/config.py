@@ -250,10 +250,6 @@ class LmConfig(Section):
                 raise ValueError(
                     f'{key} = "{value}": needs a pretrained trunk; set model.trunk = "hf:FOLDER"'
                 )
-        if self.train.freeze == "trunk" and not self.train.start_from:
-            raise ValueError(
-                'train.freeze = "trunk": the trunk would stay random; set train.start_from to a run'
-            )
         return self
 
     @model_validator(mode="after")

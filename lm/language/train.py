@@ -10,7 +10,7 @@ from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
 from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
 from lm.engine.state import load_model_tensors
-from lm.errors import ConfigError
+from lm.errors import ConfigError, require
 from lm.huggingface.starting import local, require_pretrained, start_pretrained, trunk_file
 from lm.language.config import LmConfig
 from lm.language.corpus import TokenSplit, load_codec, load_split
@@ -90,6 +90,9 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
     model = LanguageModel(config, len(words), words.eos)
     hashes = {"train_sha256": splits[0].fingerprint, "valid_sha256": splits[1].fingerprint}
     if not CheckpointStore.of(place.folder).begun:
+        pretrained = bool(config.train.start_from or pretrained_path(config.model.trunk))
+        random = 'train.freeze = "trunk": the trunk would stay random; set train.start_from to a run'
+        require(pretrained or config.train.freeze != "trunk", random)
         if config.train.start_from:
             hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
         elif sha256 := start_pretrained(config, model.layers, model.embedding, model.head):

@@ -181,6 +181,8 @@ class CheckpointStore:
     def steps(self, which: str) -> list[int]:
         """Current steps of a checkpoint name, several for an average."""
         folders = dict(self._folders())
+        if which in AVERAGES:
+            self._require_best(every=True)
         steps = self.best() if which in AVERAGES else [self._step_of(which, list(folders))]
         return [step for step in steps if step in folders]
 
@@ -198,7 +200,7 @@ class CheckpointStore:
         """Weights for inference: ``last``, ``best``, ``step-N`` or ``average-best``, a mean of the k best."""
         if which not in AVERAGES:
             return self.open(which).inference_tensors()
-        steps = self.best()
+        steps = self.steps(which)
         if not steps:
             raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
         return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
@@ -226,19 +228,20 @@ class CheckpointStore:
                 if seen == (self.pointed("best"), self._folders()):
                     raise
 
-    def _require_best(self) -> None:
-        """Raise StorageError if the best step of the newest commit is missing; no other may replace it."""
+    def _require_best(self, *, every: bool = False) -> None:
+        """Raise StorageError if the best step of the newest commit, or ``every`` best one, is missing."""
         while newest := self.newest_folder():
             try:
                 recorded = Commit.read(newest, tensors=False).best or []
             except StorageError:  # reading the checkpoint reports the damage
                 return
             steps = [step for step, _ in self._folders()]
-            if not recorded or recorded[0] in steps:
+            missing = [step for step in recorded[: None if every else 1] if step not in steps]
+            if not missing:
                 return
             if newest == self.newest_folder():  # otherwise training has continued meanwhile
                 raise StorageError(
-                    f"{self.folder}: step {recorded[0]}, the best, is missing; restore it from a copy"
+                    f"{self.folder}: {_steps(missing)} of the best is missing; restore it from a copy"
                     f"{self._choices(steps).replace(';', ', or', 1)}"
                 )
 

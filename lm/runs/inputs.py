@@ -13,7 +13,7 @@ SHA-256. Older versions recorded none of these.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -34,6 +34,7 @@ from lm.disk.storage import (
     write_json,
 )
 from lm.errors import StorageError, visible
+from lm.launched import leads
 from lm.runs.checkpoint import CheckpointStore, Commit
 from lm.runs.commit import FileRecord, Sha256
 from lm.text.prepared_folder import recorded_hashes
@@ -209,16 +210,18 @@ def _prepared(train: str) -> dict[str, JSON]:
     return {PREPARED_HASH: hashlib.sha256(canonical_json(files)).hexdigest()} if files else {}
 
 
-def prepared_anew(run: Path, train: str) -> list[str]:
-    """Warning if a training split was prepared again since a run read it; [] otherwise.
+def prepared_anew(runs: Sequence[Path], sources: Sequence[str]) -> list[str]:
+    """Warnings about training splits that were prepared again since runs read them, on rank 0.
 
-    Other splits of the corpus may then hold what the run was trained on.
+    Other splits of the corpus may then hold what the runs were trained on. ``sources`` are the splits.
     """
-    saved = read_json(run / DATA, limit=DATA_LIMIT) if os.path.lexists(run / DATA) else {}
-    before, now = saved.get(PREPARED_HASH) if isinstance(saved, dict) else None, _prepared(train)
-    if not before or not now or now[PREPARED_HASH] == before:
-        return []
-    return [
-        f"warning: {visible(train)} was prepared again since {visible(run)} was trained, so that the test"
-        " split may hold what it has read; evaluate a text that is new to it with --data"
-    ]
+    found = []
+    for run, train in zip(runs, sources, strict=True):
+        saved = read_json(run / DATA, limit=DATA_LIMIT) if os.path.lexists(run / DATA) else {}
+        before, now = saved.get(PREPARED_HASH) if isinstance(saved, dict) else None, _prepared(train)
+        if leads() and before and now and now[PREPARED_HASH] != before:
+            found.append(
+                f"warning: {visible(train)} was prepared again since {visible(run)} was trained, so that the"
+                " test split may hold what it has read; evaluate a text that is new to it with --data"
+            )
+    return found

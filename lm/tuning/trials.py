@@ -59,6 +59,7 @@ class Trial:
         self.entry = optuna.trial.Trial(study, frozen._trial_id)
         self.pruned = False
         self._validated: list[int] = list(frozen.user_attrs.get(VALIDATED, ()))
+        self._reported = set(frozen.intermediate_values)
         self._claim = claim
         self._prune = prune
 
@@ -73,10 +74,12 @@ class Trial:
         """
         if step not in self._validated:  # a resumed training may validate again
             self._validated.append(step)
+            if len(self._validated) not in self._reported:  # else a process was killed after the report
+                self.entry.report(nll, len(self._validated))
             self.entry.set_user_attr(VALIDATED, self._validated)
-            self.entry.report(nll, len(self._validated))
         self.pruned = self._prune and self.entry.should_prune()
-        return f"worse than the median of the trials at update {step}" if self.pruned else ""
+        number = self._validated.index(step) + 1
+        return f"worse than the median of the trials at validation {number}" if self.pruned else ""
 
     def release(self) -> None:
         """Release the claim, so that other processes may resume the trial."""

@@ -243,16 +243,21 @@ def test_an_id_of_two_dialogs_is_refused_in_every_format(name: str, row: str, tm
     assert f"{name}:{line}: repeated dialog id (7, first at line {line - 2})" in message
 
 
-@pytest.mark.parametrize("first", ["it rains", "# my chat", "note: a chat"])
-def test_most_lines_decide_if_speakers_are_named(tmp_path: Path, first: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [("it rains|B: oh|A: yes", 1), ("Ann: hello|how are you|Bob: fine|and you", 2), ("A: hi|so|well|yes", 2)],
+)
+def test_all_lines_name_a_speaker_if_the_first_or_half_of_them_do(
+    tmp_path: Path, lines: str, bad: int
+) -> None:
     path = tmp_path / "chat.txt"
-    path.write_text(f"{first}\nB: oh\nA: yes\n\nB: so\nA: well\n")
-    if first.startswith("note"):
-        speakers = [[one.speaker for one in dialog.utterances] for dialog in load_dialogs(str(path))]
-        assert speakers == [["note", "B", "A"], ["B", "A"]]
-        return
-    with pytest.raises(DataError, match=r"chat\.txt:1: no speaker.*as most lines have it"):
+    path.write_text(lines.replace("|", "\n") + "\n")
+    with pytest.raises(DataError, match=rf"chat\.txt:{bad}: no speaker.*as others have it"):
         load_dialogs(str(path))
+
+
+def test_few_lines_that_look_like_a_speaker_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "chat.txt"
     path.write_text("it rains\noh: really\nyes\n\nB: so\nwell\n")
     assert [[one.text for one in dialog.utterances] for dialog in load_dialogs(str(path))] == [
         ["it rains", "oh: really", "yes"],

@@ -140,6 +140,9 @@ def test_headers_of_pairs_have_any_case(tmp_path: Path) -> None:
     path.write_text("Question,Answer\nis it raining,not any more\n")
     (dialog,) = load_dialogs(str(path))
     assert [one.text for one in dialog.utterances] == ["is it raining", "not any more"]
+    path.write_text("Instruction,Input,Output\nTranslate,bonjour,hello\n")
+    (dialog,) = load_dialogs(str(path))
+    assert [one.text for one in dialog.utterances] == ["Translate bonjour", "hello"]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -147,5 +150,5 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path.write_text("dialog,speaker,text,text\n1,A,hello,hi\n1,B,so,well\n")
     with pytest.raises(DataError, match=r"chat\.csv:1: two columns are named text; rename one of them"):
         load_dialogs(str(path))
-    path.write_text("dialog,speaker,text,,\n1,A,hello,,\n1,B,so,,\n")
+    path.write_text("dialog,speaker,text,note,note,,\n1,A,hello,,,,\n1,B,so,,,,\n")
     assert len(load_dialogs(str(path))) == 1

@@ -307,7 +307,7 @@ def test_a_corpus_that_is_prepared_again_is_told(in_tmp: Path, dialog: Callable[
         code, _, err = dialog("evaluate", "r", *data)
         assert code == 0
         assert ("warning: p/train was prepared again since r was trained" in err) == told
-    assert dialog("train", "own_small", *splits, "--run", "r", *BRIEF)[0] == 0, "an older run goes on"
+    assert dialog("train", "own_small", *splits, "--run", "r", *BRIEF)[0] == 0, "the run goes on"
 
 
 def test_a_killed_preparation_does_not_block_the_run(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:

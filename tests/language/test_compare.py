@@ -92,7 +92,8 @@ def test_a_training_that_has_not_ended_is_warned_of(
         comparison = compare([path, keep_run(tmp_path / "b", seed=2)], resamples=1000)
         assert [row.unfinished for row in comparison.runs] == [state, ""]
         *_, last = comparison_tables(comparison)
-        warning = f"Warning: not trained to the end, so that scores may change: {path} ({state})."
+        about = "trained without the planned end, so that scores are of unfinished models"
+        warning = f"Warning: {about}: {path} ({state})."
         assert (last == warning) == bool(state)
 
 

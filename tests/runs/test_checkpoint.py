@@ -242,5 +242,7 @@ def test_no_other_checkpoint_replaces_a_best_one_that_is_missing(store: Checkpoi
     for use in (store.open, store.weights, store.fingerprint):
         with pytest.raises(StorageError) as error:
             use("best")
-        one_line(error, "step 2, the best, is missing; restore it", "by --checkpoint: step-3, step-1")
+        one_line(error, "step 2 of the best is missing; restore it", "by --checkpoint: step-3, step-1")
+    with pytest.raises(StorageError, match="step 2 of the best is missing"):
+        store.weights("average-best")
     assert store.open("last").step == 3

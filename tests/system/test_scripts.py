@@ -321,4 +321,4 @@ def test_a_mistyped_option_or_a_closed_pipe_ends_a_script_in_one_line_at_most() 
         assert closed.stderr
         closed.stdout.close()
         assert closed.stderr.read() == b""
-    assert closed.returncode == 0
+    assert closed.returncode == 141

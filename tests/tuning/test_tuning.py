@@ -134,9 +134,9 @@ def test_trials_behind_the_median_are_pruned_and_others_are_not(folder: Path) ->
         return told
 
     assert [judged(nll) for nll in (1.0, 2.0, 3.0, 4.0, 5.0)] == [""] * 5
-    assert judged(3.1) == "worse than the median of the trials at update 2"
+    assert judged(3.1) == "worse than the median of the trials at validation 1"
     assert judged(2.9) == ""
-    assert judged(3.1, step=3) == "worse than the median of the trials at update 3", (
+    assert judged(3.1, step=3) == "worse than the median of the trials at validation 1", (
         "its first validation, too"
     )
     assert judged(9.0, prune=False) == ""
@@ -148,7 +148,7 @@ def test_a_pruned_trial_is_a_run_that_ended_at_a_validation(undisturbed: Any) ->
     assert pruned
     for row in pruned:
         assert (row["updates"], row["step"]) == (2, 2)
-        assert row["reason"] == "worse than the median of the trials at update 2"
+        assert row["reason"] == "worse than the median of the trials at validation 1"
         assert runs[row["trial"]][1].count(b'"valid"') == 1
     assert best_of(rows) not in pruned
 
