@@ -132,7 +132,8 @@ class CheckpointStore:
 
     def newest_folder(self) -> Path | None:
         """The folder of the newest commit, intact or not; None without one."""
-        return next((path for _, path in self._folders()), None)
+        folders = self._folders()
+        return folders[0][1] if folders else None
 
     def newest(self) -> Commit | None:
         """The newest commit with intact manifest and state; tensors are not verified. None without one."""

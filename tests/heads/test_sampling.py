@@ -123,7 +123,7 @@ def test_every_sample_obeys_the_rules(
     model = Recurrent(seed, vocab=9, sources=3, sharpness=1.0)
     for source, found in enumerate(run(model, config, [0, 1, 2], base=seed)):
         assert len(found) == 6
-        assert found == sorted(found, key=lambda h: -h.log_prob)
+        assert found == sorted(found, key=lambda h: (not h.finished, -h.score))
         for hypothesis in found:
             length = len(hypothesis.tokens)
             assert not {BOS, EOS, 5} & set(hypothesis.tokens)
