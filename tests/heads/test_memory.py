@@ -57,9 +57,12 @@ HEADS: list[dict[str, object]] = [
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
 def test_the_loss_takes_the_memory_that_is_said() -> None:
-    command = [sys.executable, "-c", MEASURE, json.dumps(HEADS)]
+    command = [sys.executable, "-c", MEASURE, json.dumps(HEADS * 2)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
-    shares = list(map(float, run.stdout.split()))
-    assert len(shares) == len(HEADS)
+    found = list(map(float, run.stdout.split()))
+    assert len(found) == 2 * len(HEADS)
+    shares = map(
+        min, found[: len(HEADS)], found[len(HEADS) :]
+    )  # pages of the process itself add to one of them
     wrong = {str(head): share for head, share in zip(HEADS, shares, strict=True) if not 0.4 < share < 1.3}
     assert not wrong
