@@ -215,7 +215,7 @@ def evaluate(
     Example: lm evaluate runs/ptb_mos --temperature-search --json mos.json
     """
     run, *others = runs
-    config = lm_config(run)
+    configs = [lm_config(one) for one in runs]
     spare_texts(json_file, runs, data)
     in_processes(processes)
     from lm.language.cache import CacheSetting
@@ -224,13 +224,13 @@ def evaluate(
     from lm.language.tables import evaluation_tables
     from lm.runs.inputs import prepared_anew
 
-    for warning in () if data else prepared_anew(runs, [lm_config(one).data.train for one in runs]):
+    for warning in () if data else prepared_anew(runs, [one.data.train for one in configs]):
         typer.echo(warning, err=True)
     cached = None if cache is None else CacheSetting.parse(cache)
     wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("scoring") as progress:
         result = evaluate_run(run, data, checkpoint, wanted, limit, compat, progress, others)
-    write_result(json_file, result, config=config)
+    write_result(json_file, result, config=configs[0])
     show(*evaluation_tables(result))
 
 

@@ -73,9 +73,9 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
         log.bad(name, line, "no question and answer", f"expected {known}", excerpt=", ".join(map(str, value)))
         return None
     question, answer = (value[key] for key in pair)
-    more = next((text for key, text in value.items() if key.lower() == "input"), None)
-    if pair[0].lower() == "instruction" and isinstance(more, str) and isinstance(question, str):
-        question = f"{question} {more}"
+    if pair[0].lower() == "instruction" and isinstance(question, str):
+        more = next((text for key, text in value.items() if key.lower() == "input"), None)
+        question = f"{question} {more}" if isinstance(more, str) else question
     turns = [
         RawUtterance(line, "user", join_lines(question)),
         RawUtterance(line, "assistant", join_lines(answer)),

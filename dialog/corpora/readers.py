@@ -247,18 +247,18 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
     """
     dialogs: list[Dialog] = []
     blank = 0  # number of the last blank line
-    numbered: list[tuple[int, int, str]] = []  # preceding blank line, number, text
+    # preceding blank line, number, text, and its match if it has the form
+    numbered: list[tuple[int, int, str, re.Match[str] | None]] = []
     for number, text in lines:
         if text.strip():
-            numbered.append((blank, number, text))
+            numbered.append((blank, number, text, PREFIX.match(text.strip())))
         else:
             blank = number
-    named = [PREFIX.match(text.strip()) is not None for *_, text in numbered]
+    named = [match is not None for *_, match in numbered]
     prefixed = named[:1] == [True] or 2 * sum(named) >= len(named)
     for index, (start, block) in enumerate(groupby(numbered, key=lambda item: item[0])):
         turns = []
-        for _, number, text in block:
-            match = PREFIX.match(text.strip())
+        for _, number, text, match in block:
             if not prefixed:
                 turns.append(RawUtterance(number, "AB"[(number - start - 1) % 2], text))
             elif match is None:

@@ -44,16 +44,9 @@ class LmTask:
         self._carried = model.initial_state(config.train.batch_size)
         self._length = sum(len(file) for file in train.files) // config.train.batch_size
         if not self._length:
-            raise DataError(
-                f"{config.data.train}: {len(train):,} tokens for train.batch_size ="
-                f" {config.train.batch_size} streams; lower train.batch_size"
-            )
-        rows = [len(file) // config.data.valid_streams for file in valid.files]
-        if not any(row > self._paper for row in rows):
-            raise DataError(
-                f"{config.data.valid}: {len(valid):,} tokens for data.valid_streams ="
-                f" {config.data.valid_streams} streams; lower data.valid_streams"
-            )
+            raise _too_few(config.data.train, train, "train.batch_size", config.train.batch_size)
+        if Streams(valid.files, config.data.valid_streams, self._begin, paper=self._paper).empty:
+            raise _too_few(config.data.valid, valid, "data.valid_streams", config.data.valid_streams)
         self._streams: Streams | ReadHeads
         if config.window.order == "read_heads":
             jitter, seed = config.window.jitter, config.train.seed
@@ -123,6 +116,10 @@ class LmTask:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore the tensors of :meth:`state`."""
         self._carried = self.model.state_from(tensors, self.device)
+
+
+def _too_few(source: str, split: TokenSplit, key: str, streams: int) -> DataError:
+    return DataError(f"{source}: {len(split):,} tokens for {key} = {streams} streams; lower {key}")
 
 
 @torch.no_grad()

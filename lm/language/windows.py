@@ -64,6 +64,11 @@ class Streams:
         self._files = [file for file in files if len(file) // streams > paper]
         self._streams, self._begin, self._paper = streams, begin, paper
 
+    @property
+    def empty(self) -> bool:
+        """True if no file has a token for every stream."""
+        return not self._files
+
     def rows(self, file: int) -> int:
         """Number of tokens of each stream of a file; an incomplete last row is left out."""
         return len(self._files[file]) // self._streams

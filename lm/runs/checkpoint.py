@@ -184,7 +184,9 @@ class CheckpointStore:
         folders = dict(self._folders())
         if which in AVERAGES:
             self._require_best(every=True)
-        steps = self.best() if which in AVERAGES else [self._step_of(which, list(folders))]
+            steps = self.best()
+        else:
+            steps = [self._step_of(which, list(folders))]
         return [step for step in steps if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
@@ -243,7 +245,7 @@ class CheckpointStore:
             if newest == self.newest_folder():  # otherwise training has continued meanwhile
                 raise StorageError(
                     f"{self.folder}: {_steps(missing)} of the best is missing; restore it from a copy"
-                    f"{self._choices(steps).replace(';', ', or', 1)}"
+                    f"{self._choices(steps, ', or')}"
                 )
 
     def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
@@ -385,9 +387,9 @@ class CheckpointStore:
         except StorageError:
             return []
 
-    def _choices(self, steps: Sequence[int]) -> str:
+    def _choices(self, steps: Sequence[int], joint: str = ";") -> str:
         names = ", ".join(f"step-{step}" for step in steps[:8])
-        return f"; choose another one by --checkpoint: {names}" if names else ""
+        return f"{joint} choose another one by --checkpoint: {names}" if names else ""
 
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):

@@ -215,13 +215,17 @@ def prepared_anew(runs: Sequence[Path], sources: Sequence[str]) -> list[str]:
 
     Other splits of the corpus may then hold what the runs were trained on. ``sources`` are the splits.
     """
-    found = []
-    for run, train in zip(runs, sources, strict=True):
-        saved = read_json(run / DATA, limit=DATA_LIMIT) if os.path.lexists(run / DATA) else {}
-        before, now = saved.get(PREPARED_HASH) if isinstance(saved, dict) else None, _prepared(train)
-        if leads() and before and now and now[PREPARED_HASH] != before:
-            found.append(
-                f"warning: {visible(train)} was prepared again since {visible(run)} was trained, so that the"
-                " test split may hold what it has read; evaluate a text that is new to it with --data"
-            )
-    return found
+    if not leads():
+        return []
+    return [
+        f"warning: {visible(train)} was prepared again since {visible(run)} was trained, so that the test"
+        " split may hold what it has read; evaluate a text that is new to it with --data"
+        for run, train in zip(runs, sources, strict=True)
+        if _is_prepared_anew(run, train)
+    ]
+
+
+def _is_prepared_anew(run: Path, train: str) -> bool:
+    saved = read_json(run / DATA, limit=DATA_LIMIT) if os.path.lexists(run / DATA) else None
+    before = saved.get(PREPARED_HASH) if isinstance(saved, dict) else None
+    return before is not None and _prepared(train).get(PREPARED_HASH, before) != before
