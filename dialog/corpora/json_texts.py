@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -49,12 +50,19 @@ def _chat(name: str, line: int, value: dict[str, Any], log: InputLog) -> Dialog 
             log.bad(name, line, "message without a role", "add the role", excerpt=repr(message))
             continue
         role = message.get("role", message.get("from"))
-        text = join_lines(_content(message.get("content", message.get("value"))))
-        if role in _MUTE or not text:
-            log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
-            continue
-        turns.append(RawUtterance(line, role, text))
+        text = message_text(role, message.get("content", message.get("value")), name, line, log)
+        if text is not None:
+            turns.append(RawUtterance(line, role, text))
     return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
+
+
+def message_text(role: Any, content: Any, name: str, line: int, log: InputLog) -> Any:
+    """Text of a message of a chat. None for one of the system or a tool, or without text, which is logged."""
+    text = join_lines(_content(content))
+    if role not in _MUTE and text:
+        return text
+    log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
+    return None
 
 
 def _content(content: Any, joint: str = " ") -> Any:
@@ -91,6 +99,7 @@ def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
     """Read ``result.json`` of Telegram Desktop, with one chat or all chats.
 
     Service messages and messages without text are dropped. A pause of over six hours begins a new dialog.
+    The speakers of a shared name have their ids after it.
     """
     text = whole_text(lines)
     dialogs: list[Dialog] = []
@@ -105,6 +114,11 @@ def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
 
 
 def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Iterator[Message]:
+    items = list(items)
+    ids: dict[Any, set[Any]] = defaultdict(set)  # of the speakers of each name
+    for _, item in items:
+        if isinstance(item, dict):
+            ids[str(item.get("from"))].add(str(item.get("from_id")))
     for line, item in items:
         if not isinstance(item, dict):
             log.bad(name, line, "message is not an object", "export the chat again", excerpt=repr(item))
@@ -118,4 +132,6 @@ def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Ite
         except (KeyError, TypeError, ValueError):
             log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(item))
             continue
-        yield Message(time, RawUtterance(line, item.get("from") or item.get("from_id"), text))
+        speaker, id = item.get("from"), item.get("from_id")
+        shared = speaker and len(ids[str(speaker)]) > 1
+        yield Message(time, RawUtterance(line, f"{speaker} ({id})" if shared else speaker or id, text))

@@ -17,6 +17,8 @@ WHATSAPP = re.compile(
     rf"[\u200e\u200f]?(?:\[{DATE}{BETWEEN}{TIME}\]|{DATE}{BETWEEN}{TIME}\s+[-–])\s(.*)", re.DOTALL
 )  # groups: stamp of iOS, stamp of Android, rest of the line
 _SPEAKER = re.compile(r"([^:]{1,80}?):(?:\s|$)(.*)", re.DOTALL)
+_QUOTED = re.compile('"[^"]*"|“[^”]*”|„[^“”]*[“”]|«[^»]*»')
+_OPENED = re.compile('["“„«]')  # and not closed: the colon behind it is in the name of a group
 _OMITTED = (  # Android's placeholders of media, in angle brackets
     "Media omitted|Medien ausgeschlossen|Médias omis|Fichier omis|Multimedia omitido|Archivo omitido"
     "|Mídia oculta|Arquivo de mídia oculto|Ficheiro não revelado|Media omessi|Media omesso|Media weggelaten"
@@ -33,11 +35,13 @@ _DELETED = (
     "|Se eliminó este mensaje|Eliminaste este mensaje|Mensagem apagada|Você apagou esta mensagem"
     "|Questo messaggio è stato eliminato|Hai eliminato questo messaggio|Dit bericht is verwijderd"
 )
+_KINDS = "image|video|audio|sticker|GIF|document|Contact card|video note"
 _MEDIA = re.compile(
-    rf"<(?:{_OMITTED})>|<[\w ]+: ?\S+\.\w{{2,4}}>|\S.*\.\w{{2,4}} \((?:{_ATTACHED})\)|(?:{_DELETED})\.?"
-    r"|(?:image|video|audio|sticker|GIF|document|Contact card) omitted",
+    rf"<(?:{_OMITTED}|[\w ]+ omitted)>|<[\w ]+: ?\S+\.\w{{2,4}}>|\S.*\.\w{{2,4}} \((?:{_ATTACHED})\)"
+    rf"|(?:{_DELETED})\.?|(?:\S.* • .*)?(?:{_KINDS}) omitted",
     re.IGNORECASE,
 )
+_BEHIND = re.compile(rf" ?\u200e(?:{_KINDS}) omitted$")  # the placeholder after a caption on iOS
 _EDITED = re.compile(r" ?(?:\u200e?<This message was edited>|\u200e<[^<>]+>)$")
 _IMPOSSIBLE = "no such date or time", "correct the time stamp"
 _LONGEST = 300  # characters of a placeholder
@@ -47,8 +51,10 @@ _DATED = rf"\[?(?:{DATE}[T\s]+)?{TIME}\]?\s+"
 IRC = re.compile(rf"(?:{_DATED})?{_NICK}(?:\s(.*)|$)", re.DOTALL)
 _ACTION = re.compile(rf"(?:{_DATED})?\*\s+(\S+)\s+(.*)", re.DOTALL)
 _EVENT = re.compile(rf"(?:{_DATED})?(?:-!-|\*\*\*|===|---|-->|<--|[-*]\S*[-*]|[→←⇐⇒])(?:\s.*|$)", re.DOTALL)
-_COMING = re.compile(
-    r"(?:[(\[].*[)\]] )?(?:(?:has )?(?:joined|left|quit|parted)\b|is now known as |(?:sets|changes) )"
+_DAY_CHANGED = re.compile(r"---\s+Day changed\b")
+_COMING = re.compile(  # what follows the name of somebody who comes, goes or changes the channel
+    r"(?:[(\[].*[)\]] (?:has )?|has )(?:joined|left|quit|parted)\b|(?:joined|left|quit|parted)(?:\s+[#&(]|$)"
+    r"|is now known as |(?:sets|changes) (?:the )?(?:mode|topic)\b"
 )
 
 _CUE_TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"
@@ -87,14 +93,32 @@ def read_whatsapp(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
             log.bad(name, number, *_IMPOSSIBLE, excerpt=stamp.written)
             continue
         spoken = _SPEAKER.fullmatch(text)
-        said = _EDITED.sub("", join_lines(spoken[2])) if spoken else ""
-        placed = said.startswith("\u200e") and len(parts) == 1  # placeholder of WhatsApp on iOS
-        said = said.translate(_MARKS).strip()
-        if spoken is None or not said or placed or (len(said) <= _LONGEST and _MEDIA.fullmatch(said)):
+        said = _without_media(spoken[2]) if spoken and not _opens_quotes(spoken[1]) else ""
+        if spoken is None or not said:
             log.drop(name, number, "notice or media", text)
             continue
         messages.append(Message(time, RawUtterance(number, _name(spoken[1]), said)))
     return split_at_pauses(messages, name, log)
+
+
+def _opens_quotes(text: str) -> bool:
+    """True if a text opens quotes that it does not close."""
+    return _OPENED.search(_QUOTED.sub("", text)) is not None
+
+
+def _without_media(written: str) -> str:
+    """The text of a message on one line, without placeholders; "" for nothing else."""
+    first, *caption = written.splitlines() or [""]
+    said = "\n".join(caption) if caption and _is_media(first) else written
+    placed = said.startswith("\u200e") and "\n" not in said  # placeholder of WhatsApp on iOS
+    said = _EDITED.sub("", join_lines(said))
+    return "" if placed or _is_media(said) else _BEHIND.sub("", said).translate(_MARKS).strip()
+
+
+def _is_media(text: str) -> bool:
+    """True if a text is a placeholder of media or of a deleted message."""
+    text = text.translate(_MARKS).strip()
+    return len(text) <= _LONGEST and _MEDIA.fullmatch(text) is not None
 
 
 class _Said(NamedTuple):
@@ -116,10 +140,12 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
     than six hours begins a new dialog.
     """
     found: list[_Said] = []
+    days = 0
     for number, text in lines:
         text = text.strip()
         match = IRC.fullmatch(text) or _ACTION.fullmatch(text)
         if match is None and _EVENT.fullmatch(text):
+            days += _DAY_CHANGED.match(text) is not None
             log.drop(name, number, "channel event", text)
         elif match is None:
             if text:
@@ -128,7 +154,7 @@ def read_irc(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
         else:
             nick, said = match.groups()[8:]
             said = said or ""
-            stamp = Stamp.of(match) if match[5] else None
+            stamp = Stamp.of(match)._replace(days=days) if match[5] else None
             if match.re is _ACTION and _COMING.match(said):
                 log.drop(name, number, "channel event", text)
             elif not said.strip():
@@ -177,10 +203,10 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 log.drop(name, number, "sound", text)
                 continue
             last = messages[-1] if messages else None
-            near = last is not None and last.time is not None and start - last.time <= SCENE
+            near = last is not None and last.latest is not None and start - last.latest <= SCENE
             if last and near and said == shown and (begun or (cased and said[0].islower())):
                 longer = last.turn._replace(text=f"{last.turn.text} {said}")
-                messages[-1] = last._replace(turn=longer)
+                messages[-1] = last._replace(turn=longer, end=start)
             else:
                 messages.append(Message(start, RawUtterance(number, "AB"[len(messages) % 2], said)))
             begun = True

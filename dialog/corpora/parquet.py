@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, records, usual
-from dialog.corpora.json_texts import pair_dialog, pair_of
+from dialog.corpora.json_texts import message_text, pair_dialog, pair_of
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import Made, RawUtterance, collect, distinct, group_turns, join_lines, make_dialog
 from dialog.utterance import WHOLE, Dialog
@@ -152,7 +152,10 @@ def _whole_dialog(
             inside = {kind: usual(kind, text) for kind in ("speaker", "text", "act")}
             speaker = text.get(options.speaker_column, text.get(inside["speaker"], speaker))
             act = text.get(options.act_column, text.get(inside["act"], act))
-            text = text.get(options.text_column, text.get(inside["text"]))
+            content = text.get(options.text_column, text.get(inside["text"]))
+            text = message_text(speaker, content, name, number, log)
+            if text is None:
+                continue
         turns.append(RawUtterance(number, speaker, text, act))
     id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None
     return make_dialog(name, number, f"{stem}:{number - 1}" if id is None else id, "", turns, log)

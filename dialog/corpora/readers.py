@@ -18,9 +18,11 @@ from dialog.utterance import Dialog, Utterance
 from lm.text.lines import InputLog, NumberedLine
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-PREFIX = re.compile(r"([^\s:][^:]{0,19}):(?:\s+|$)(.*)", re.DOTALL)
+# a speaker of at most 40 characters and five words, and a text
+PREFIX = re.compile(r"((?=[^:]{1,40}:)[^\s:]+(?:\s+[^\s:]+){0,4})\s*:(?:\s+|$)(.*)", re.DOTALL)
 UNNAMED: Any = object()  # id of a dialog that its file gives none
 TSV_COLUMNS = ("dialog", "speaker", "text", "act")
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')  # a field in quotes, whose own quotes are doubled
 
 
 class RawUtterance(NamedTuple):
@@ -215,7 +217,10 @@ def read_turns(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[
 
 
 def read_tsv(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read ``dialog⇥speaker⇥text[⇥act]``. A header of these names may reorder the columns."""
+    """Read ``dialog⇥speaker⇥text[⇥act]``. A header of these names may reorder the columns.
+
+    Quotes belong to the text, unless they are around a field and doubled inside.
+    """
 
     def turns() -> Iterable[tuple[Any, RawUtterance]]:
         header: list[str] | None = None
@@ -233,10 +238,16 @@ def read_tsv(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 expected = f"expected {len(header)} columns"
                 log.bad(name, number, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
                 continue
-            row = dict(zip(header, fields, strict=True))
+            row = dict(zip(header, map(_unquoted, fields), strict=True))
             yield row["dialog"], RawUtterance(number, row["speaker"], row["text"], row.get("act", ""))
 
     return group_turns(turns(), name, log)
+
+
+def _unquoted(field: str) -> str:
+    """A field of a table without the quotes that spreadsheets put around a text with quotes."""
+    quoted = _QUOTED.fullmatch(field)
+    return quoted[1].replace('""', '"') if quoted and '""' in quoted[1] else field
 
 
 def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:

@@ -41,6 +41,7 @@ TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[D
 _TABLES = ("csv", "parquet", "datasets")  # formats with named columns
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
 _MANY = ("pipes", "whatsapp", "irc", "srt")  # formats with many files in one folder
+_OF_MANY = (".txt", ".log", ".srt")  # suffixes of these files
 _SHOWN = 200  # characters of the keys of an unknown format
 
 
@@ -110,7 +111,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     for entry in entries:
         split = SPLIT_NAMES.get(entry.stem.lower())
         is_file = entry.suffix in _SUFFIXES and not entry.is_dir()
-        files = [entry] if is_file else sorted(entry.glob("*.txt")) if entry.is_dir() else []
+        files = [entry] if is_file else _of_many(entry.iterdir()) if split and entry.is_dir() else []
         if split is None or not files:
             continue
         if split in splits:
@@ -121,7 +122,7 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     if splits:
         splits = {split: splits[split] for split in SPLITS if split in splits}
         return Located(source, _common_format(splits, wanted, log), splits)
-    files = [entry for entry in entries if entry.suffix in (".txt", ".log", ".srt")]
+    files = _of_many(entries)
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
     if found := wrong_kind(path, "dialog", "a corpus"):
@@ -130,6 +131,11 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
         f"{source}: no known files in the folder; expected *.utt.csv, files or folders named "
         f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"
     )
+
+
+def _of_many(entries: Iterable[Path]) -> list[Path]:
+    """The files of a format with many files, in order."""
+    return sorted(entry for entry in entries if entry.suffix in _OF_MANY)
 
 
 def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) -> str:
@@ -159,6 +165,8 @@ def detect_format(path: Path, log: InputLog) -> str:
         begin = FirstLines.of(read_lines(stream, name, InputLog(log.on_bad_line)), path.suffix)
     if not begin.lines:
         raise DataError(f"{name}: no text in the file; export it again")
+    if begin.first.startswith("WEBVTT"):
+        raise DataError(f"{name}: subtitles in WebVTT; convert them to SRT, as with `ffmpeg -i FILE out.srt`")
     if format := detect(begin):
         return format
     keys = begin.keys if begin.first.lstrip().startswith("{") else ()

@@ -14,10 +14,11 @@ from lm.text.lines import InputLog
 
 _LATE = timedelta(hours=1)  # tolerance for late lines; a clock that falls by more has passed midnight
 
-_SECOND_HALF = ("下午", "오후", "午後", "p", "م", "μ")  # of the day, as its notation begins
-_BEFORE = "上午|下午|오전|오후|午前|午後"
+_SECOND_HALF = ("中午", "下午", "晚上", "오후", "午後", "p", "م", "μ")  # of the day, as its notation begins
+_BEFORE = "凌晨|清晨|早上|上午|中午|下午|晚上|오전|오후|午前|午後"
 _AFTER = r"[AaPp]\.?\s?[Mm]\.?|[صم]|[πμ]\.?μ\.?"  # English and Spanish, Arabic, Greek
-DATE = r"(\d{1,4})[./-]\s?(\d{1,2})[./-]\s?(\d{1,4})\.?(?:\s?г\.?)?"
+_BAR = r"\u200f?[./-]\s?"  # Arabic dates have a mark of direction before it
+DATE = rf"(\d{{1,4}}){_BAR}(\d{{1,2}}){_BAR}(\d{{1,4}})\.?(?:\s?г\.?)?"
 TIME = rf"({_BEFORE})?\s?(\d{{1,2}})[:.](\d{{2}})(?:[:.](\d{{2}}))?(?:\s?({_AFTER}))?"
 BETWEEN = r"[,،]?(?:T|\s+(?:(?:à|às|kl\.|klo|um)\s)?)"  # \s holds U+00A0 and U+202F
 STAMPED = re.compile(rf"\W{{0,2}}(?:{DATE}{BETWEEN}{TIME}|{TIME})(?!\w)")
@@ -25,7 +26,10 @@ _ORDERS = ("dmy", "mdy", "ymd")
 
 
 class Stamp(NamedTuple):
-    """Parts of a time stamp as written. ``date`` is empty in logs with times only."""
+    """Parts of a time stamp as written. ``date`` is empty in logs with times only.
+
+    ``days`` is the number of changes of the day that the log notes before it.
+    """
 
     date: tuple[str, ...]
     hour: str
@@ -33,6 +37,7 @@ class Stamp(NamedTuple):
     second: str = ""
     late: bool | None = None  # half of the day; None in logs with 24 hours
     written: str = ""
+    days: int = 0
 
     @classmethod
     def of(cls, match: re.Match[str], first: int = 1) -> "Stamp":
@@ -46,10 +51,16 @@ class Stamp(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A turn with its time, None if unknown."""
+    """A turn with its time, None if unknown, and the time of its last part, None if it has one part."""
 
     time: datetime | None
     turn: RawUtterance
+    end: datetime | None = None
+
+    @property
+    def latest(self) -> datetime | None:
+        """The time of its last part."""
+        return self.end or self.time
 
 
 def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
@@ -57,7 +68,8 @@ def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
 
     The order of day, month and year is chosen once for the whole log. The best order makes most dates valid.
     Among equals, it has the fewest steps back in time, then mm/dd in logs with AM and PM, else dd/mm.
-    In stamps without a date, a time that falls by more than an hour begins the next day.
+    In stamps without a date, a noted change of the day begins the next day, and so does a time that falls by
+    more than an hour.
     """
     preferred = "mdy" if any(stamp.late is not None for stamp in stamps) else "dmy"
     found: list[tuple[int, int, bool, list[datetime | None]]] = []
@@ -70,7 +82,7 @@ def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
     days, latest = 0, datetime.min
     for index, (stamp, time) in enumerate(zip(stamps, times, strict=True)):
         if time and not stamp.date:
-            days += latest - time > _LATE
+            days = max(days + (latest - time > _LATE), stamp.days)
             latest = time
             times[index] = time + timedelta(days=days)
     return times
@@ -101,11 +113,11 @@ def split_at_pauses(
     """
     blocks: list[list[RawUtterance]] = []
     latest: datetime | None = None
-    for time, turn in messages:
-        if not blocks or (time and latest and time - latest > pause):
+    for message in messages:
+        if not blocks or (message.time and latest and message.time - latest > pause):
             blocks.append([])
-        blocks[-1].append(turn)
-        latest = time or latest
+        blocks[-1].append(message.turn)
+        latest = message.latest or latest
     dialogs: list[Dialog] = []
     for turns in blocks:
         if len(turns) < 2:

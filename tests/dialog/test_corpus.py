@@ -123,6 +123,15 @@ def test_only_newlines_end_a_line(tmp_path: Path) -> None:
     assert load_dialogs(write(tmp_path, "a.tsv", f"d\tA\t{odd}\nd\tB\tyes")) == plain
 
 
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [('"She said ""hi"", twice"', 'She said "hi", twice'), ('"hi" she said', '"hi" she said'), ('"', '"')],
+)
+def test_a_field_of_tsv_loses_the_quotes_of_a_spreadsheet(field: str, text: str, tmp_path: Path) -> None:
+    (dialog,) = load_dialogs(write(tmp_path, "a.tsv", f"d\tA\t{field}\nd\tB\tyes\n"))
+    assert [one.text for one in dialog.utterances] == [text, "yes"]
+
+
 def test_a_tsv_header_orders_the_columns(tmp_path: Path) -> None:
     source = write(tmp_path, "x.tsv", "Text\tact\tSpeaker\tDialog\nhello\tg\tA\t1\nhi\tg\tB\t1\n")
     assert load_dialogs(source) == [

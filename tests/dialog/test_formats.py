@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE, beginning_of_dialogs
 from dialog.corpora.layouts import DETECTORS
-from dialog.corpora.sources import TEXT_READERS, detect_format
+from dialog.corpora.sources import TEXT_READERS, detect_format, read_source
 from lm.errors import DataError
 from lm.text.lines import InputLog
 from tests.support.foreign_formats import read, refusal, said, write
@@ -82,6 +83,7 @@ def test_every_format_that_is_read_says_how_a_dialog_begins() -> None:
         ("c.log", "[12:34] <a> x\n[2:61 PM] <+b> x\n", r"c.log:2: no such date or time \(2:61 PM\); "),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\nhello\n\nworld\n", r"c.srt:5: not part of a subtitle"),
         ("c.srt", "1\n00:00:01,000 --> 00:00:02,000\n[music]\n", "no dialog in the source"),
+        ("c.vtt", "WEBVTT\n\n00:01.000 --> 00:02.000\nhello\n", "WebVTT; convert them to SRT"),
         ("c.csv", "a,b,c\n1,2,3\n", "no column text; set --text-column to one of a, b, c"),
         (
             "c.csv",
@@ -162,13 +164,25 @@ def test_irc_events_actions_and_nights(tmp_path: Path) -> None:
         "[12:36] * eve (e@h) has quit (bye)",
         "[12:36] * tom is now known as tim",
         "[12:36] * tim sets mode: +o lea",
+        "[12:36] * lea has left #garden",
+        "[12:36] * ann joined #garden",
+        "[12:36] * lea left the kettle on",
         "12:37 <tim>",
         "23:50 <tim> late",
         "00:10 <lea> so it is",
     ]
     dialogs, log = read(write(tmp_path, "garden.log", "\n".join(lines)))
-    assert said(dialogs) == [["tom: hi", "lea: /me waves"], ["tim: late", "lea: so it is"]]
-    assert [piece.line for piece in log.dropped] == [1, 2, 3, 4, 7, 8, 9, 10]
+    assert said(dialogs) == [
+        ["tom: hi", "lea: /me waves", "lea: /me left the kettle on"],
+        ["tim: late", "lea: so it is"],
+    ]
+    assert [piece.line for piece in log.dropped] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 13]
+
+
+def test_a_noted_change_of_the_day_of_irc_counts_once(tmp_path: Path) -> None:
+    quiet = ["10:00 <a> x", "10:05 <b> y", "--- Day changed Wed Nov 24 2004", "11:00 <a> z", "11:01 <b> w"]
+    night = ["23:50 <a> x", "23:55 <b> y", "--- Day changed Wed Nov 24 2004", "00:10 <a> z", "00:11 <b> w"]
+    assert [len(read(write(tmp_path, "c.log", "\n".join(lines)))[0]) for lines in (quiet, night)] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +221,13 @@ def test_subtitles(tmp_path: Path) -> None:
     assert {piece.reason for piece in log.dropped} == {"sound", "single message between long pauses"}
 
 
+def test_a_sentence_of_several_subtitles_has_the_time_of_its_last(tmp_path: Path) -> None:
+    cues = ((0, "Hello."), (5, "We went"), (14, "out to"), (23, "fish."), (25, "And?"))
+    text = "\n\n".join(f"{at}\n00:00:{at:02},000 --> 00:00:{at:02},900\n{text}" for at, text in cues)
+    dialogs, log = read(write(tmp_path, "film.srt", text))
+    assert (said(dialogs), log.dropped) == ([["A: Hello.", "B: We went out to fish.", "A: And?"]], [])
+
+
 def test_subtitles_without_upper_case_have_an_utterance_a_cue(tmp_path: Path) -> None:
     cues = ((1, "where is it ?"), (3, "<i>behind\nthe barn</i>"), (5, "when ?"))
     text = "\n\n".join(f"{at}\n00:00:0{at},000 --> 00:00:0{at},900\n{text}" for at, text in cues)
@@ -218,6 +239,16 @@ def test_a_folder_of_subtitles_or_logs_is_a_corpus(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write(tmp_path, f"{name}.log", f"<a> {name}\n<b> yes\n")
     assert [dialog.id for dialog in load_dialogs(str(tmp_path))] == ["one:0", "two:0"]
+
+
+def test_a_folder_of_logs_may_be_a_split(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        (tmp_path / split).mkdir()
+        write(tmp_path / split, f"{split}.log", "<a> x\n<b> yes\n")
+    splits = read_source(str(tmp_path), ReadOptions(), InputLog())
+    assert {split: [one.id for one in dialogs] for split, dialogs in splits.items()} == {
+        "train": ["train:0"], "valid": ["valid:0"]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -254,6 +285,15 @@ def test_all_lines_name_a_speaker_if_the_first_or_half_of_them_do(
     path.write_text(lines.replace("|", "\n") + "\n")
     with pytest.raises(DataError, match=rf"chat\.txt:{bad}: no speaker.*as others have it"):
         load_dialogs(str(path))
+
+
+def test_a_speaker_has_at_most_five_words(tmp_path: Path) -> None:
+    lines = ["Customer Service Representative: hello", "Dr. Anna van der Berg: hi"]
+    assert said(read(write(tmp_path, "chat.txt", "\n".join(lines)))[0]) == [lines]
+    lines = ["what I can say is this: no", "and so I said to them: never"]
+    assert said(read(write(tmp_path, "chat.txt", "\n".join(lines)))[0]) == [
+        [f"A: {lines[0]}", f"B: {lines[1]}"]
+    ]
 
 
 def test_few_lines_that_look_like_a_speaker_are_text(tmp_path: Path) -> None:

@@ -101,3 +101,15 @@ def test_the_lines_of_a_document_are_those_of_its_items(tmp_path: Path) -> None:
     line = text[: text.index('"never"')].count("\n") + 1
     found = refusal(write(tmp_path, "result.json", text))
     assert f"result.json:{line - 3}: no date" in found, "where the message begins"
+
+
+def test_two_speakers_of_one_name_in_telegram_stay_two(tmp_path: Path) -> None:
+    chat = telegram("hi", "hello", "so")
+    for message, (name, id) in zip(
+        (one for one in chat["messages"] if one["type"] == "message"),
+        (("Alex", "user1"), ("Alex", "user2"), ("Bob", "user3")),
+        strict=True,
+    ):
+        message |= {"from": name, "from_id": id}
+    dialogs, _ = read(write(tmp_path, "result.json", json.dumps(chat)))
+    assert said(dialogs) == [["Alex (user1): hi", "Alex (user2): hello", "Bob: so"]]

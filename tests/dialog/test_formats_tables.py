@@ -103,7 +103,16 @@ def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
             ["A: hello", "B: hi", "A: bye"],
         ),
         (
-            [{"messages": [{"role": "user", "content": "x"}, {"role": "bot", "content": "y"}]}],
+            [
+                {
+                    "messages": [
+                        {"role": "system", "content": "be brief"},
+                        {"role": "user", "content": "x"},
+                        {"role": "bot", "content": None},
+                        {"role": "bot", "content": "y"},
+                    ]
+                }
+            ],
             ["user: x", "bot: y"],
         ),
         ([{"prompt": "x", "response": "y"}], ["user: x", "assistant: y"]),

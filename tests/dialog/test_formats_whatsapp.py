@@ -48,6 +48,7 @@ def clock(time: str, half: bool) -> str:
         ("{d}.04.2024 г., {t} - ", False),
         ("2024. 4. {d}. {t} - ", False),
         ("\u200f{d}/4/2024، {t} - ", False),
+        ("{d}\u200f/4\u200f/2024، {t} - ", False),
     ],
 )
 def test_whatsapp_in_all_common_locales(form: str, half: bool, tmp_path: Path) -> None:
@@ -65,6 +66,8 @@ def test_whatsapp_in_all_common_locales(form: str, half: bool, tmp_path: Path) -
         ("[2024/4/13 上午9:00:07] ", "[2024/4/13 下午9:01:07] "),
         ("2024/4/13 午前9:00 - ", "2024/4/13 午後9:01 - "),
         ("2024. 4. 13. 오전 9:00 - ", "2024. 4. 13. 오후 9:01 - "),
+        ("2024/4/13 凌晨3:00 - ", "2024/4/13 中午12:01 - "),
+        ("2024/4/13 早上9:00 - ", "2024/4/13 晚上9:01 - "),
         ("13/4/2024، 9:00 ص - ", "13/4/2024، 9:01 م - "),
         ("13/4/24, 9:00 π.μ. - ", "13/4/24, 9:01 μ.μ. - "),
         ("13/4/24, 9:00 a. m. - ", "13/4/24, 9:01 p. m. - "),
@@ -81,7 +84,7 @@ def test_whatsapp_leaves_out_notices_and_media(tmp_path: Path) -> None:
     lines = [
         "13/04/2024, 09:00 - Messages and calls are end-to-end encrypted.",
         "Tap to learn more.",
-        "13/04/2024, 09:00 - Anna created group “Garden”",
+        "13/04/2024, 09:00 - Anna created group “Garden: beans”",
         "13/04/2024, 09:01 - Anna: <Media omitted>",
         "13/04/2024, 09:01 - Anna: <Medien ausgeschlossen>",
         "13/04/2024, 09:01 - Anna: IMG-1.jpg (file attached)",
@@ -91,11 +94,13 @@ def test_whatsapp_leaves_out_notices_and_media(tmp_path: Path) -> None:
         f"{MARK}[13/04/2024, 09:02:00] ~{NARROW}Bob: {MARK}image omitted",
         f"[13/04/2024, 09:03:00] ~{NARROW}Bob: beans {MARK}<This message was edited>",
         "13/04/2024, 09:04 - Anna: leeks <This message was edited>",
+        '13/04/2024, 09:04 - Anna changed the group name from "Garden" to "Garden: leeks"',
+        '13/04/2024, 09:05 - Anna "the gardener" Miller: peas',
     ]
     dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
-    assert said(dialogs) == [["Bob: beans", "Anna: leeks"]]
+    assert said(dialogs) == [["Bob: beans", "Anna: leeks", 'Anna "the gardener" Miller: peas']]
     assert {piece.reason for piece in log.dropped} == {"notice or media"}
-    assert [piece.line for piece in log.dropped] == [1, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert [piece.line for piece in log.dropped] == [1, 3, 4, 5, 6, 7, 8, 9, 10, 13]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,9 @@ def test_whatsapp_keeps_messages_that_resemble_media(text: str, tmp_path: Path) 
         f"{MARK}IMG-1.jpg (in a language that no list has)",
         "<adjunto: 00000012-PHOTO-2024-04-13.jpg>",
         "GIF omitted",
+        "<Video note omitted>",
+        "<View once voice message omitted>",
+        f"report.pdf • {MARK}3 pages {MARK}document omitted",
         "Diese Nachricht wurde gelöscht.",
     ],
 )
@@ -126,6 +134,21 @@ def test_whatsapp_knows_placeholders_in_other_languages(text: str, tmp_path: Pat
     dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
     assert said(dialogs) == [["A: x", "A: y", "B: z"]]
     assert [piece.line for piece in log.dropped] == [2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<Media omitted>\nlook at\nthis",
+        "IMG-1.jpg (file attached)\nlook at this",
+        f"{MARK}IMG-1.jpg (Datei angehängt)\nlook at this",
+        f"look at this {MARK}image omitted",
+    ],
+)
+def test_whatsapp_keeps_captions(text: str, tmp_path: Path) -> None:
+    lines = [f"13/04/2024, 09:00 - Anna: {text}", "13/04/2024, 09:01 - Bob: yes"]
+    dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
+    assert (said(dialogs), log.dropped) == ([["Anna: look at this", "Bob: yes"]], [])
 
 
 def test_a_pause_begins_a_dialog_and_what_stands_alone_is_left_out(tmp_path: Path) -> None:
