@@ -16,13 +16,13 @@ from lm.stop import StopFlag
 class Clock:
     """Seconds of training, earlier sittings included.
 
-    ``old`` is true when the last commit is older than ``minutes``; 0 = never.
+    ``old`` is true ``minutes`` after the last commit, whether it failed or not; 0 = never.
     """
 
     def __init__(self, minutes: float) -> None:
         self._minutes = minutes
         self._before = 0.0
-        self._started = self._saved_at = time.monotonic()
+        self._started = self._tried_at = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -32,15 +32,15 @@ class Clock:
     @property
     def old(self) -> bool:
         """True if the last commit is older than the limit."""
-        return self._minutes > 0 and time.monotonic() - self._saved_at >= 60 * self._minutes
+        return self._minutes > 0 and time.monotonic() - self._tried_at >= 60 * self._minutes
 
     def resume(self, seconds: float) -> None:
         """Add the seconds of earlier sittings."""
         self._before = seconds
 
-    def saved(self) -> None:
-        """Note a commit."""
-        self._saved_at = time.monotonic()
+    def tried(self) -> None:
+        """Note a commit, or one that failed."""
+        self._tried_at = time.monotonic()
 
 
 class Standing(NamedTuple):

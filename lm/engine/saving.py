@@ -44,12 +44,13 @@ class Saver:
         self._report = report
         self._clock = clock
         self._failures = 0
+        self._committed_best: list[tuple[float, int]] = []  # of the newest commit
         self.dirty = True
 
     def preflight(self, size: int) -> None:
         """Raise StorageError unless the disk has room for the commits, of ``size`` bytes, that are kept."""
         kept = self._train.keep_best + self._train.keep_last + 1  # and one to recover from
-        commits = kept + 1 - len(self._steps())  # a new one is written before an old one goes
+        commits = kept + 1 - len(self._store.committed())  # a new one is written before an old one goes
         self._run.preflight(size * max(1, commits))
 
     def resume(self) -> None:
@@ -118,15 +119,16 @@ class Saver:
             self._commit()
         except StorageError as error:
             self._failures += 1
-            if progress.step not in self._steps():
+            self._clock.tried()
+            if progress.step not in self._store.committed():
                 progress.anchor, progress.anchor_best = anchor
-                progress.best = [entry for entry in progress.best if entry[1] != progress.step]
+                progress.best = list(self._committed_best)  # with one that this step may have displaced
             if final or self._failures >= FAILURES:
                 raise
             self._report(Note(f"warning: step {progress.step} is not saved, training goes on: {error}"))
             return
         self._failures = 0
-        self._clock.saved()
+        self._clock.tried()
         self.dirty = False
 
     def _commit(self) -> None:
@@ -140,6 +142,7 @@ class Saver:
         }
         facts[RECORD] = self._run.record()
         self._store.commit(progress.step, self._training.groups(), state, facts)
+        self._committed_best = list(progress.best)
         self._settle()
 
     def _settle(self) -> None:
@@ -147,7 +150,7 @@ class Saver:
         progress = self._training.progress
         self._point()
         kept = {progress.anchor, *progress.anchor_best, *(step for _, step in progress.best)}
-        self._store.prune(kept.union(self._steps()[-self._train.keep_last :]))
+        self._store.prune(kept.union(self._store.committed()[-self._train.keep_last :]))
 
     def _point(self) -> None:
         """Set the pointers to this step and the best ones: before any commit goes, so that none dangles."""
@@ -155,19 +158,17 @@ class Saver:
         self._store.point("last", progress.step)
         self._store.point("best", [step for _, step in progress.best])
 
-    def _steps(self) -> list[int]:
-        names = (path.name.removeprefix("step-") for path in self._store.folder.glob("step-*"))
-        return sorted(int(name) for name in names if name.isdecimal())
-
     def _load(self, commit: Commit, keep_log: bool) -> None:
         """Return to a commit and delete newer ones, which are damaged or diverged.
 
         The log is truncated to the size that the commit recorded, or emptied without ``keep_log``.
         """
         self._training.load(commit)
-        progress, kept = self._training.progress, [step for step in self._steps() if step <= commit.step]
+        progress = self._training.progress
+        kept = [step for step in self._store.committed() if step <= commit.step]
         # a damaged commit may have displaced others
         progress.best = [entry for entry in progress.best if entry[1] in kept]
+        self._committed_best = list(progress.best)
         self._point()
         self._store.prune(kept)
         self._journal.cut(_log_of(commit)[0] if keep_log else 0)

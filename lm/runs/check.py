@@ -3,11 +3,19 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lm.disk.storage import sha256_file
 from lm.errors import StorageError, visible
-from lm.runs.checkpoint import CheckpointStore, CommitReport
+from lm.runs.checkpoint import (
+    MEND_POINTER,
+    POINTERS,
+    CheckpointStore,
+    CommitReport,
+    Pointer,
+    step_names,
+)
 from lm.runs.commit import FileRecord
 from lm.runs.evaluations import damaged_records
 from lm.runs.inputs import (
@@ -54,7 +62,7 @@ def check_run(run: Path) -> RunCheck:
         raise StorageError(f"{run}: no checkpoint; is it the folder of a run?")
     problems = [report.problem for report in reports if report.problem]
     last = reports[0]
-    pointers, notes = store.pointer_problems()
+    pointers, notes = _pointers(store)
     newest = store.newest()
     problems += pointers
     if newest and (record := record_of(newest)):
@@ -80,6 +88,31 @@ def check_run(run: Path) -> RunCheck:
         problems=problems,
         notes=notes,
     )
+
+
+def _pointers(store: CheckpointStore) -> tuple[list[str], list[str]]:
+    """Problems with the pointers, and harmless remains of a kill, one line each."""
+    problems, notes = list[str](), list[str]()
+    for name in POINTERS:
+        try:
+            notes += store.undisturbed(partial(_remains, store, name))
+        except StorageError as error:
+            problems.append(str(error))
+    return problems, notes
+
+
+def _remains(store: CheckpointStore, name: Pointer) -> list[str]:
+    """A note on a pointer other than that of the newest commit. StorageError if it names no commit."""
+    path, named, steps = visible(store.folder / f"{name}.json"), store.pointed(name), store.committed()
+    counts = store.best() if name == "best" else steps[-1:]
+    if name == "last" and (named or len(steps) > 1) and named not in ([step] for step in steps):
+        raise StorageError(f"{path}: names {step_names(named)}, which is not there; {MEND_POINTER}")
+    if named == counts:
+        return []
+    return [
+        f"{path}: names {step_names(named)}, the newest checkpoint {step_names(counts)}, which counts;"
+        " a kill leaves such a file, and the next training mends it"
+    ]
 
 
 def _changes(run: Path, record: Record) -> list[str]:

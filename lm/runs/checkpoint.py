@@ -8,12 +8,11 @@ import torch.
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 
 from lm.disk.storage import (
     JSON,
@@ -30,8 +29,16 @@ from lm.disk.storage import (
     sync,
     write_atomic,
 )
-from lm.errors import ConfigError, StorageError, visible
-from lm.runs.commit import MANIFEST, STEP_FOLDER, Commit, average_tensors, is_intact, write_commit
+from lm.errors import ConfigError, StorageError
+from lm.runs.commit import (
+    MANIFEST,
+    STEP_FOLDER,
+    Commit,
+    CommitReport,
+    average_tensors,
+    is_intact,
+    write_commit,
+)
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
@@ -39,21 +46,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKPOINTS", "CheckpointStore", "Commit", "CommitReport"]
 
-Pointer = Literal["best", "last"]
+T = TypeVar("T")
+Pointer = Literal["last", "best"]
+POINTERS: tuple[Pointer, ...] = get_args(Pointer)
 CHECKPOINTS = "checkpoints"  # their folder in a run
 AVERAGES = ("average-best", "average")  # the mean of the k best, and its name in older commands
-_MEND = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
+MEND_POINTER = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
 _SLACK = 1 << 20  # bytes of a commit besides its tensors
-
-
-@dataclass(frozen=True)
-class CommitReport:
-    """Result of a check of one commit: its hash, its size, and its problem, if any."""
-
-    step: int
-    state_sha256: str | None
-    bytes: int
-    problem: str | None
 
 
 class CheckpointStore:
@@ -130,10 +129,13 @@ class CheckpointStore:
         """True if there is a commit, intact or not."""
         return self.newest_folder() is not None
 
+    def committed(self) -> list[int]:
+        """Steps of all commits, intact or not, oldest first."""
+        return [step for step, _ in reversed(self._folders())]
+
     def newest_folder(self) -> Path | None:
         """The folder of the newest commit, intact or not; None without one."""
-        folders = self._folders()
-        return folders[0][1] if folders else None
+        return next((path for _, path in self._folders()), None)
 
     def newest(self) -> Commit | None:
         """The newest commit with intact manifest and state; tensors are not verified. None without one."""
@@ -150,19 +152,22 @@ class CheckpointStore:
 
         Raises StorageError if it is missing or damaged, ConfigError for another name.
         """
-        folders = self._folders()
-        steps = [step for step, _ in folders]
-        wanted = self._step_of(which, steps)
-        if wanted not in steps:
-            name = (
-                "best checkpoint before the first validation" if which == "best" else f"checkpoint {which!r}"
-            )
-            others = self._choices(steps) or "; train the run first"
+        return self.undisturbed(lambda: self._opened(which))
+
+    def _opened(self, which: str) -> Commit:
+        folders = dict(self._folders())
+        wanted = self._step_of(which, list(folders))
+        if wanted not in folders:
+            name = "best checkpoint before the first validation"
+            name = name if which == "best" else f"checkpoint {which!r}"
+            others = self._choices(list(folders)) or "; train the run first"
             raise StorageError(f"{self.folder}: no {name}{others}")
         try:
-            return Commit.read(folders[steps.index(wanted)][1])
+            return Commit.read(folders[wanted])
         except StorageError as error:
-            others = self._choices([step for step, path in folders if step != wanted and is_intact(path)])
+            others = self._choices(
+                [step for step, path in folders.items() if step != wanted and is_intact(path)]
+            )
             none = "; no other checkpoint is intact: restore one from a copy"
             raise StorageError(f"{error}{others or none}") from error
 
@@ -181,28 +186,35 @@ class CheckpointStore:
 
     def steps(self, which: str) -> list[int]:
         """Current steps of a checkpoint name, several for an average."""
+        return [step for step, _ in self._named(which)]
+
+    def _named(self, which: str) -> list[tuple[int, Path]]:
+        """Current steps of a checkpoint name, and their folders."""
         folders = dict(self._folders())
         if which in AVERAGES:
             self._require_best(every=True)
             steps = self.best()
         else:
             steps = [self._step_of(which, list(folders))]
-        return [step for step in steps if step in folders]
+        return [(step, folders[step]) for step in steps if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
         """Hash of the manifests that a name currently means; None if there is none.
 
         Weights are neither read nor verified.
         """
-        folders = dict(self._folders())
-        steps = self.steps(which)
-        found = [sha256_file(folders[step] / MANIFEST, follow=False) for step in steps if step in folders]
+        found = self.undisturbed(
+            lambda: [sha256_file(path / MANIFEST, follow=False) for _, path in self._named(which)]
+        )
         return hashlib.sha256("".join(found).encode()).hexdigest() if found else None
 
     def weights(self, which: str) -> dict[str, "Tensor"]:
         """Weights for inference: ``last``, ``best``, ``step-N`` or ``average-best``, a mean of the k best."""
         if which not in AVERAGES:
             return self.open(which).inference_tensors()
+        return self.undisturbed(lambda: self._average(which))
+
+    def _average(self, which: str) -> dict[str, "Tensor"]:
         steps = self.steps(which)
         if not steps:
             raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
@@ -222,31 +234,37 @@ class CheckpointStore:
         After a kill, the pointer file may be that of the previous commit. Raises StorageError if it agrees
         with neither.
         """
+        return self.undisturbed(lambda: self._agreed(self.pointed("best"), self._folders()))
+
+    def undisturbed(self, read: Callable[[], T]) -> T:
+        """Result of ``read``, which is repeated if it fails while a training changes the folder."""
         while True:
-            seen = self.pointed("best"), self._folders()
+            seen = self._entries()
             try:
-                return self._agreed(*seen)
+                return read()
             except StorageError:
-                # otherwise training has continued meanwhile
-                if seen == (self.pointed("best"), self._folders()):
+                if seen == self._entries():
                     raise
+
+    def _entries(self) -> set[tuple[str, int]]:
+        """Names and inodes of the entries of the folder, other ones after every change."""
+        self._refuse_link()
+        with storage_errors(self.folder), suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            return {(entry.name, entry.inode()) for entry in entries}
+        return set()
 
     def _require_best(self, *, every: bool = False) -> None:
         """Raise StorageError if the best step of the newest commit, or ``every`` best one, is missing."""
-        while newest := self.newest_folder():
-            try:
+        recorded: Sequence[int] = []
+        if newest := self.newest_folder():
+            with suppress(StorageError):  # reading the checkpoint reports the damage
                 recorded = Commit.read(newest, tensors=False).best or []
-            except StorageError:  # reading the checkpoint reports the damage
-                return
-            steps = [step for step, _ in self._folders()]
-            missing = [step for step in recorded[: None if every else 1] if step not in steps]
-            if not missing:
-                return
-            if newest == self.newest_folder():  # otherwise training has continued meanwhile
-                raise StorageError(
-                    f"{self.folder}: {_steps(missing)} of the best is missing; restore it from a copy"
-                    f"{self._choices(steps, ', or')}"
-                )
+        steps = [step for step, _ in self._folders()]
+        if missing := [step for step in recorded[: None if every else 1] if step not in steps]:
+            raise StorageError(
+                f"{self.folder}: {step_names(missing)} of the best is missing; restore it from a copy"
+                f"{self._choices(steps, ', or')}"
+            )
 
     def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
         """Best steps of the newest commit, if the pointer agrees with it or with the previous commit."""
@@ -262,8 +280,8 @@ class CheckpointStore:
         for _, path in folders:
             Commit.read(path, tensors=False)  # otherwise the pointer may be that of a damaged commit
         raise StorageError(
-            f"{self.folder / 'best.json'}: names {_steps(pointed)}, and the newest checkpoint"
-            f" {_steps(newest)}; it was edited or damaged: {_MEND}"
+            f"{self.folder / 'best.json'}: names {step_names(pointed)}, and the newest checkpoint"
+            f" {step_names(newest)}; it was edited or damaged: {MEND_POINTER}"
         )
 
     def pointed(self, name: Pointer) -> list[int]:
@@ -279,7 +297,7 @@ class CheckpointStore:
             value = None
         steps = value.get("steps") if isinstance(value, dict) else None
         if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
-            raise StorageError(f"{path}: damaged; {_MEND}")
+            raise StorageError(f"{path}: damaged; {MEND_POINTER}")
         return steps
 
     def prune(self, keep: Collection[int]) -> None:
@@ -317,37 +335,19 @@ class CheckpointStore:
                 move(self.folder / name, self._path(int(match[1])))
                 sync(self.folder)
 
-    def pointer_problems(self) -> tuple[list[str], list[str]]:
-        """Problems with the pointers, and harmless remains of a kill, one line each."""
-        problems: list[str] = []
-        notes: list[str] = []
-        steps = [step for step, _ in self._folders()]
-        pointers: tuple[Pointer, Pointer] = ("last", "best")
-        for name in pointers:
-            path = visible(self.folder / f"{name}.json")
-            try:
-                named = self.pointed(name)
-                counts = self.best() if name == "best" else steps[:1]
-                if name == "last" and (named or len(steps) > 1) and named not in ([step] for step in steps):
-                    raise StorageError(f"{path}: names {_steps(named)}, which is not there; {_MEND}")
-            except StorageError as error:
-                problems.append(str(error))
-                continue
-            if named != counts:
-                notes.append(
-                    f"{path}: names {_steps(named)}, the newest checkpoint {_steps(counts)}, which counts;"
-                    " a kill leaves such a file, and the next training mends it"
-                )
-        return problems, notes
-
     def verify_all(self) -> list[CommitReport]:
         """Check every byte of every commit, newest first."""
+        return self.undisturbed(self._verified)
+
+    def _verified(self) -> list[CommitReport]:
         reports = []
         for step, path in self._folders():
             try:
                 commit = Commit.read(path)
                 reports.append(CommitReport(step, commit.state_sha256, commit.size, None))
             except StorageError as error:
+                if not os.path.lexists(path):  # a training has deleted it meanwhile
+                    raise
                 reports.append(CommitReport(step, None, 0, str(error)))
         return reports
 
@@ -396,5 +396,5 @@ class CheckpointStore:
             raise StorageError(f"{self.folder}: a symbolic link; link the whole run folder instead")
 
 
-def _steps(steps: Sequence[int]) -> str:
+def step_names(steps: Sequence[int]) -> str:
     return ", ".join(f"step {step}" for step in steps) or "no step"

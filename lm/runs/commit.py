@@ -68,6 +68,16 @@ class Manifest(BaseModel):
 
 
 @dataclass(frozen=True)
+class CommitReport:
+    """Result of a check of one commit: its hash, its size, and its problem, if any."""
+
+    step: int
+    state_sha256: str | None
+    bytes: int
+    problem: str | None
+
+
+@dataclass(frozen=True)
 class Commit:
     """A checkpoint whose files are verified on reading, or before they are used.
 

@@ -133,16 +133,16 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 def _progress(run: Path) -> dict[str, Any] | None:
     """Progress in the newest checkpoint, whose file sizes are checked; None without one, {} if imported."""
     store = CheckpointStore.of(run)
-    while newest := store.newest_folder():
-        try:
-            require_sizes(newest)
-            progress: dict[str, Any] = Commit.read(newest, tensors=False).state.get("progress", {})
-        except StorageError:
-            if newest == store.newest_folder():  # otherwise a training has moved it meanwhile
-                raise
-        else:
-            return progress
-    return None
+
+    def read() -> dict[str, Any] | None:
+        newest = store.newest_folder()
+        if newest is None:
+            return None
+        require_sizes(newest)
+        progress: dict[str, Any] = Commit.read(newest, tensors=False).state.get("progress", {})
+        return progress
+
+    return store.undisturbed(read)
 
 
 def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) -> str:

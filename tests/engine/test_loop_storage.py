@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,38 @@ def test_two_failed_commits_are_warnings_and_change_nothing(
             one.checkpoints.open("last").files["model.safetensors"]
             == (two.checkpoints.open("last").files["model.safetensors"])
         )
+
+
+def test_a_failed_commit_displaces_no_best_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = CheckpointStore.commit
+
+    def at_10(store: CheckpointStore, step: int, *rest: Any) -> Any:
+        if step == 10:
+            raise StorageError("disk full")
+        return commit(store, step, *rest)
+
+    monkeypatch.setattr(CheckpointStore, "commit", at_10)
+    task = TinyTask(Faults(nll=[9.0, 4.0, 3.9, 4.5, 4.6].__getitem__))
+    train(folder, {"max_steps": 20, "validate_every": 5, "keep_best": 1, "keep_last": 1}, task=task)
+    assert task.validations == 4
+    with open_run(folder) as run:
+        assert run.checkpoints.open("best").step == 5
+
+
+def test_a_commit_by_the_clock_that_fails_waits_for_the_clock_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, notes = [0.0], Notes()
+
+    def pass_time(call: int) -> None:
+        now[0] += 10
+
+    monkeypatch.setattr("lm.engine.agreement.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(CheckpointStore, "commit", failing({2, 3}, CheckpointStore.commit))
+    settings = {"max_steps": 20, "validate_every": 20, "checkpoint_minutes": 1.0}
+    train(folder, settings, task=TinyTask(Faults(on_loss=pass_time)), notes=notes)
+    warned = [line for line in notes.lines if "is not saved" in line]
+    assert [line.split()[2] for line in warned] == ["6", "12"]
 
 
 def test_lines_that_the_disk_refuses_are_written_later_in_order(

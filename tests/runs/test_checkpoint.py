@@ -5,6 +5,7 @@ import random
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 
@@ -185,6 +186,37 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
         with pytest.raises(StorageError) as error:
             store.open("best")
         one_line(error, "best.json", "damaged; run the same training again", "--checkpoint step-N")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.open("best").step,
+        lambda store: store.weights("average-best")["bias"].tolist(),
+        lambda store: [(report.step, report.problem) for report in store.verify_all()],
+    ],
+)
+def test_a_reader_sees_the_commits_of_a_training_that_goes_on(
+    read: Callable[[CheckpointStore], object], store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which replaces them between the look into the folder and the look into a commit."""
+    store.point("best", [1])
+    folders, moved = CheckpointStore._folders, list[bool]()
+
+    def late(self: CheckpointStore) -> list[tuple[int, Path]]:
+        found = folders(self)
+        if not moved:
+            moved.append(True)
+            save(store, 3)
+            store.point("best", [3])
+            store.prune([3])
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "_folders", late)
+        found = read(store)
+    assert moved
+    assert found == read(store)
 
 
 def test_prune_deletes_only_after_verifying_what_stays(store: CheckpointStore) -> None:
