@@ -78,12 +78,12 @@ def memory(config: DialogConfig, model: Seq2Seq) -> dict[str, int]:
         + _decoder_floats(config, model)
         + head_floats(model.head, _responses(config) * config.data.max_tokens)
     )
-    return training_memory(model, config.optim, activations)
+    return training_memory(model, config.optim, activations, shards=config.train.shards)
 
 
 def _responses(config: DialogConfig) -> int:
-    """Maximum number of responses in a batch."""
-    return config.train.batch_size * (config.data.segment or WHOLE_DIALOG)
+    """Maximum number of responses in a shard of a batch."""
+    return config.train.shard_size * (config.data.segment or WHOLE_DIALOG)
 
 
 def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
@@ -110,7 +110,7 @@ def _encoder_floats(config: DialogConfig, model: Seq2Seq) -> int:
     if encoder.kind == "flat":
         return responses * data.context * data.max_tokens * (2 * size + per_step)
     utterances = (
-        responses + config.train.batch_size * data.context
+        responses + config.train.shard_size * data.context
     )  # distinct ones: neighbours share contexts
     words = 2 * size + 2 * floats * encoder.utterance_size
     return utterances * data.max_tokens * words + responses * data.context * (

@@ -18,7 +18,6 @@ from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
 from lm.engine.session import TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
 from lm.huggingface.starting import local, require_pretrained, trunk_file
-from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import DATA, codec_of
 from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
@@ -61,9 +60,9 @@ def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) ->
     model = build_model(config, codec)
     vectors = start_with_vectors(model.embedding, config.model.vectors, codec, place)
     hashes = {} if vectors is None else {VECTORS_HASH: vectors.sha256}
-    begun = CheckpointStore.of(place.folder).begun
-    if not begun and (sha256 := start_dialog(config, model.embedding, model.decoder, model.head)):
-        hashes[TRUNK_HASH] = sha256
+    if not place.begun:
+        sha256 = start_dialog(config, model.embedding, model.decoder, model.head)
+        hashes |= {TRUNK_HASH: sha256} if sha256 else {}
     freeze(config.train, model)
     task = DialogTask(config, codec, model, *splits, place.device)
     notes = [] if vectors is None else [vectors.coverage]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lm.analysis.cli import analyze
-from lm.config.load import load_config, require_effect
-from lm.config.suggest import did_you_mean
+from lm.config.load import load_config
 from lm.console.app import (
     check_data,
     counting,
@@ -53,6 +52,7 @@ from lm.language.options import (
     McSamples,
     TemperatureSearch,
     lm_config,
+    require_used,
     spare_texts,
 )
 from lm.language.serve import serve
@@ -162,7 +162,7 @@ def train(config: Config, overrides: Overrides = None, run: NewRun = None, proce
     Example: lm train ptb_mos --set head.components=10 --run runs/mos10
     """
     resolved = load_config(config, LmConfig, family="lm", overrides=overrides or ())
-    require_effect(resolved.config, overrides or ())
+    require_used(resolved.config, overrides or ())
     in_processes(processes, resolved.config.train.shards)
     check_data(resolved.config.data, "lm prepare")
     folder = run or Path("runs") / Path(config).stem
@@ -190,7 +190,7 @@ def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None)
 
     folder = run or source.with_name(f"{source.name}-finetuned")
     resolved = finetuned(source, overrides or [])
-    require_effect(resolved.config, overrides or ())
+    require_used(resolved.config, overrides or ())
     show_training(folder, partial(_train, resolved, folder))
 
 
@@ -283,16 +283,14 @@ def dynamic(
     config = lm_config(run)
     spare_texts(json_file, [run], data)
     on_rank_0("in dynamic evaluation, every update depends on the one before")
-    from lm.language.adaptation import DYNAMIC_SETTINGS
+    from lm.language.adaptation import named_setting
     from lm.language.cache import CacheSetting
     from lm.language.dynamic import dynamic as evaluate_dynamically
     from lm.language.refinements import Refinements
     from lm.language.setting_search import Draws, Grid, require_free
     from lm.language.tables import dynamic_tables
 
-    if setting not in DYNAMIC_SETTINGS:
-        hint = did_you_mean(setting, DYNAMIC_SETTINGS) or f"; choose from {', '.join(DYNAMIC_SETTINGS)}"
-        raise ConfigError(f"--setting {setting}: no such setting{hint}")
+    named = named_setting(setting)
     given = {"lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if grid and trials:
@@ -302,7 +300,7 @@ def dynamic(
     search = Grid() if grid else Draws(trials) if trials else None
     if search:
         require_free(search, changed)
-    chosen = replace(DYNAMIC_SETTINGS[setting], **changed)
+    chosen = replace(named, **changed)
     cached = None if cache is None else CacheSetting.parse(cache)
     wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("adapting") as progress:

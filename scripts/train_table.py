@@ -35,6 +35,7 @@ from lm.config.tomlfile import read_toml
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
+from lm.processors import usable_processors
 from lm.runs.evaluations import evaluation_names, load_evaluation
 from lm.stop import StopFlag
 
@@ -259,7 +260,7 @@ class Runner:
 
     def __init__(self, stop: StopFlag, jobs: int) -> None:
         self._stop = stop
-        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        threads = str(max(1, usable_processors() // jobs))
         self._environment = {"OMP_NUM_THREADS": threads} | os.environ
         self._live: set[subprocess.Popen[bytes]] = set()
         self._starting = threading.Lock()

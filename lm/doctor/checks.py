@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, get_args
 from lm.disk.filelock import FileLock, held
 from lm.disk.storage import readable, write_atomic
 from lm.errors import HighrankError, visible
+from lm.processors import usable_processors
 
 State = Literal["ok", "warning", "problem"]
 _ROOM = 1 << 30  # bytes of disk space and memory that small models need
@@ -101,7 +102,7 @@ def _parts(version: str) -> tuple[int, ...]:
 
 def _processors() -> Iterator[Diagnosis]:
     """Processors of this process, against the threads that OMP_NUM_THREADS asks for."""
-    count, quota = len(os.sched_getaffinity(0)), _quota()
+    count, quota = usable_processors(), _quota()
     usable = count if quota is None else max(1, min(count, round(quota)))
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     says = f"{usable} usable of {os.cpu_count()}, OMP_NUM_THREADS {wanted or 'unset'}"

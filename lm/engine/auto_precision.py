@@ -29,11 +29,12 @@ from lm.runs.inputs import saved_settings
 C = TypeVar("C", bound=BaseModel)
 Work = Callable[[], object]
 
-CLEARLY = 1.1  # least speed of bfloat16, in times that of float32, that is worth its rounding
+CLEARLY = 1.25  # least speed of bfloat16, in times that of float32, that is worth its rounding
 SMALL = 2**19  # entries of an output matrix; products of smaller ones take too little time to matter
-TRIED_ROWS, TRIED_WORDS = 96, 4096  # largest sizes of the benchmark's logits
+LOSS_ROWS, DECODED_ROWS = 300, 96  # of logits in the benchmark: a chunk of the loss, and some beams
+TRIED_WORDS = 4096  # at most, in the benchmark
 ROUNDS = 5
-HOPELESS = 0.5  # speed of bfloat16, in times that of float32; below it, trying ends early
+HOPELESS = 0.25  # speed of bfloat16, in times that of float32; below it, trying ends early
 HOPELESS_ROUNDS = 2  # rounds before that
 
 
@@ -105,13 +106,13 @@ def _seconds(work: Work, device: torch.device) -> float:
 
 def _loss(head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> Tried | None:
     """The loss with its gradients."""
-    inputs = _Inputs.of(head, sizes, device)
+    inputs = _Inputs.of(head, sizes, device, LOSS_ROWS)
     return inputs and Tried(lambda: inputs.gradients(False), lambda: inputs.gradients(True))
 
 
 def _decoding(head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> Tried | None:
     """Log-probabilities of every word."""
-    inputs = _Inputs.of(head, sizes, device)
+    inputs = _Inputs.of(head, sizes, device, DECODED_ROWS)
     if inputs is None:
         return None
     contexts, prior, output = inputs.contexts.detach(), inputs.prior, inputs.output
@@ -126,7 +127,7 @@ JOBS = {"head.products": _loss, "decode.products": _decoding}
 
 
 class _Inputs(NamedTuple):
-    """Random inputs of a head's loss for some words and a few tokens."""
+    """Random inputs of a head for some words, and for tokens with some rows of logits."""
 
     contexts: torch.Tensor  # (n, K, E)
     prior: torch.Tensor  # (n, K)
@@ -134,13 +135,15 @@ class _Inputs(NamedTuple):
     targets: torch.Tensor  # (n,)
 
     @classmethod
-    def of(cls, head: HeadConfig, sizes: tuple[int, int], device: torch.device) -> "_Inputs | None":
+    def of(
+        cls, head: HeadConfig, sizes: tuple[int, int], device: torch.device, rows: int
+    ) -> "_Inputs | None":
         """Draw inputs; None if the products are too small to matter."""
         vocab, size = sizes
         if size * vocab < SMALL:
             return None
         components = head.components if HEADS[head.kind].logits_by_component else 1
-        words, tokens = min(vocab, TRIED_WORDS), max(1, TRIED_ROWS // components)
+        words, tokens = min(vocab, TRIED_WORDS), max(1, rows // components)
         generator = torch.Generator().manual_seed(1)
 
         def drawn(*shape: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Averager:
 
     Averaging may also start at a validation. With ``average_trigger``, the first validation that triggers
     NT-ASGD starts it (Merity et al. 2018). With ``average_patience``, it starts after as many validations
-    without a new best, and at the latest at ``average_start`` (Melis et al. 2020).
+    without a new best, and at the latest at the first one from ``average_start`` on (Melis et al. 2020).
 
     ``skip_first`` omits the first iterate from the uniform mean, as ``torch.optim.ASGD`` does. Buffers are
     not averaged.

@@ -77,8 +77,8 @@ class OptimConfig(Section):
     average_start: int = Field(
         0,
         ge=0,
-        description="number of updates before averaging; with average_patience, the largest such number,"
-        " 0 = no limit",
+        description="number of updates before averaging; with average_patience, averaging begins at the"
+        " latest at the first validation from there on, 0 = no limit",
     )
     average_trigger: int = Field(
         0,
@@ -184,3 +184,8 @@ class TrainConfig(Section):
     compat: Literal["none", "paper"] = Field(
         "none", description="paper: with the deviations of the authors' code that docs/reproduction.md lists"
     )
+
+    @property
+    def shard_size(self) -> int:
+        """Number of segments or streams in the largest shard of a batch."""
+        return -(-self.batch_size // self.shards)

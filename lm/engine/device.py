@@ -7,6 +7,7 @@ import torch
 
 from lm.engine.config import TrainConfig
 from lm.errors import ConfigError
+from lm.processors import usable_processors
 
 
 def configure_device(train: TrainConfig) -> torch.device:
@@ -35,8 +36,8 @@ def chosen_device(train: TrainConfig) -> torch.device:
 def load_note() -> str:
     """A hint on ``train.threads`` if torch has several threads and other work takes a processor or more."""
     try:
-        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    except (OSError, AttributeError):  # unknown on this system
+        load, processors = os.getloadavg()[0], usable_processors()
+    except OSError:  # unknown on this system
         return ""
     if torch.get_num_threads() == 1 or load < processors + 1:
         return ""

@@ -17,11 +17,12 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def training_memory(
-    model: nn.Module, optim: OptimConfig, activations: int, carried: int = 0
+    model: nn.Module, optim: OptimConfig, activations: int, carried: int = 0, shards: int = 1
 ) -> dict[str, int]:
-    """Bytes of training and of a checkpoint.
+    """Bytes of training in a process, and of a checkpoint.
 
-    ``activations`` counts the numbers kept for backpropagation. ``carried`` has the bytes of the state
+    ``activations`` counts the numbers kept for backpropagation, of one shard. Several ``shards`` take a
+    gradient in one vector for each level of their sum. ``carried`` has the bytes of the state
     between batches, which a checkpoint holds too. A checkpoint holds a tied matrix under both of its names,
     and so do its averages.
     """
@@ -29,7 +30,7 @@ def training_memory(
     averages = int(optim.average != "none")
     sizes = {
         "weights": sum(parameter.nbytes for parameter in model.parameters()),
-        "gradients": trained,
+        "gradients": trained * (1 + shards.bit_length() if shards > 1 else 1),
         "optimizer": optimizer_numbers(optim) * trained,
         "averages": averages * trained,
         "activations": FLOAT * activations,

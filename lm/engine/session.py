@@ -36,11 +36,12 @@ START_HASH, TRUNK_HASH = "start_from_sha256", "trunk_sha256"
 
 
 class Place(NamedTuple):
-    """The run folder, the device and the sizes of a training."""
+    """The run folder, the device and the sizes of a training. ``begun``: the run has a checkpoint."""
 
     folder: Path
     device: torch.device
     described: Mapping[str, Any]
+    begun: bool
 
 
 class Ready(NamedTuple):
@@ -82,7 +83,8 @@ def train_run(
 ) -> FitResult:
     """Train or resume the run of a folder.
 
-    Equal configs, data, build and thread count give bit-identical runs, regardless of interruptions.
+    Equal configs, data, build and thread count give bit-identical runs, regardless of interruptions. Products
+    ``auto`` are measured, so that equal configs with them may differ.
     ``verdict`` may end a training at a validation: see :func:`lm.engine.loop.fit`.
 
     Under torchrun, all processes call it with the same arguments. Only rank 0 reads and writes the folder.
@@ -131,7 +133,8 @@ def _train(
     )
     config = family.local(resolved.config, folder)
     seed_everything(config.train.seed)
-    place = Place(folder, device, described)
+    begun = group.share(lambda: CheckpointStore.of(folder).begun)  # other ranks may not have the folder
+    place = Place(folder, device, described, begun)
     ready = group.every(lambda: family.task(config, codec, data, place))
     busy = load_note() if device.type == "cpu" else ""
     for note in filter(None, (busy, *ready.notes)):
@@ -182,7 +185,7 @@ def start_with_vectors(
     Returns what was read; None without a file, or if the run has weights already. Raises DataError
     as :func:`lm.text.vectors.read_vectors` does.
     """
-    if not path or CheckpointStore.of(place.folder).begun:
+    if not path or place.begun:
         return None
     weight = embedding.weight
     vectors = read_vectors(Path(path), codec.vocabulary, weight.shape[1])

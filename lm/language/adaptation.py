@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lm.arrays import Floats
 from lm.cells.layers import Layer
+from lm.config.suggest import did_you_mean
 from lm.errors import DataError, DivergenceError, require
 from lm.heads.states import Layers
 from lm.language.config import WindowConfig
@@ -89,6 +90,14 @@ DYNAMIC_SETTINGS = {
 }
 GRID_LR, GRID_DECAY = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4), (1e-3, 2e-3, 3e-3, 5e-3)
 RANGES = {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}  # Melis et al. (2020), Table 6
+
+
+def named_setting(name: str) -> DynamicSetting:
+    """The published setting of a name. ConfigError for an unknown name."""
+    known = DYNAMIC_SETTINGS
+    hint = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+    require(name in known, f"--setting {name}: no such setting{hint}")
+    return known[name]
 
 
 @dataclass

@@ -53,7 +53,10 @@ class WindowConfig(Section):
     """Windows of truncated backpropagation through time (Merity et al. 2018, §5)."""
 
     readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "order": {"jitter": Owner("--set window.order=read_heads", ("read_heads",))}
+        "order": {"jitter": Owner("--set window.order=read_heads", ("read_heads",))},
+        "random": dict.fromkeys(
+            ("half_share", "spread", "shortest", "max_delta"), Owner("--set window.random=true", (True,))
+        ),
     }
 
     length: Size = Field(70, description="number of tokens of each stream in a window")

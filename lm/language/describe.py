@@ -52,6 +52,7 @@ def describe(config: LmConfig, vocab_size: int | None = None) -> dict[str, Any]:
             config.optim,
             _activations(config, model),
             sum(tensor.nbytes for tensor in carried.values()),
+            config.train.shards,
         ),
     }
 
@@ -66,7 +67,7 @@ def prepared_words(data: DataConfig) -> int | None:
 
 def _activations(config: LmConfig, model: LanguageModel) -> int:
     """Number of activations kept for backpropagation through a long window, and of the head's scratch."""
-    steps, streams, head = longest(config.window), config.train.batch_size, model.head
+    steps, streams, head = longest(config.window), config.train.shard_size, model.head
     tokens = steps * streams
     trains = any(parameter.requires_grad for parameter in model.layers.parameters())
     device = chosen_device(config.train)

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from lm.config.load import require_effect
 from lm.console.options import nonempty
+from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.runs.outputs import require_apart
 
@@ -47,6 +49,18 @@ def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> 
         splits = [config_of(run, LmConfig).config.data for run in runs]
         texts = [text for split in splits for text in (split.train, split.valid, split.test)]
         require_apart([output], [data, *texts])
+
+
+def require_used(config: LmConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for an override that nothing reads, or that a prepared training text has decided."""
+    require_effect(config, overrides)
+    given = {text.partition("=")[0].strip() for text in overrides}
+    decided = [name for name in ("tokenizer", "lowercase", "vocab_size") if f"data.{name}" in given]
+    if decided and Path(config.data.train).is_dir():
+        raise ConfigError(
+            f"--set data.{decided[0]}: {config.data.train} is prepared, which decided it; prepare it again"
+            f" with --{decided[0].replace('_', '-')}"
+        )
 
 
 def lm_config(run: Path) -> LmConfig:

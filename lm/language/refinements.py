@@ -31,7 +31,6 @@ Cached = Callable[[CacheSetting], tuple[CacheUse, Floats]]
 MULTIPLIERS = tuple(round(1.06 - 0.02 * step, 2) for step in range(14))  # of logits (Melis et al. 2020)
 FORGIVEN = 2  # patience of the search: multipliers in a row without improvement
 _AROUND = ("embedding_dropout", "input_dropout", "output_dropout")  # the trunk
-_WITHIN = ("hidden_dropout", "state_dropout", "weight_dropout")
 
 
 class Refinements(NamedTuple):
@@ -179,10 +178,10 @@ def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floa
 
 def with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
     """A copy of the model with active dropout, rates times a factor. ConfigError if a rate reaches 1."""
-    rates = {name: factor * getattr(model.config, name) for name in (*_AROUND, *_WITHIN)}
+    rates = {name: factor * getattr(model.config, name) for name in _AROUND}
     latent = factor * model.head.config.latent_dropout
     within = [factor * rate for rate in model.layers.dropout_rates()]
-    if not (factor >= 0 and max(latent, *within, *(rates[name] for name in _AROUND)) < 1):
+    if not (factor >= 0 and max(latent, *within, *rates.values()) < 1):
         raise ConfigError(f"--mc-rate {factor:g}: must be at least 0 and keep every dropout rate below 1")
     sampler = copy.deepcopy(model)
     sampler.config = model.config.model_copy(update=rates)

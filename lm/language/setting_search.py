@@ -22,6 +22,7 @@ from lm.language.adaptation import (
     Adaptation,
     DynamicSetting,
     Statistics,
+    factors,
 )
 from lm.language.evaluate import Text, likelihood
 from lm.language.results import Likelihood
@@ -156,6 +157,7 @@ def choose(
     path = folder / search.file
     tried = _finished(path, key)[: search.count]
     before = len(tried)
+    factors(statistics, base)  # a failure of theirs is one of every setting
     steps = Steps(len(valid.ids) * (search.count - before), progress)
     while len(tried) < search.count:
         setting = search.propose(base, tried)
@@ -169,9 +171,8 @@ def choose(
         steps.reach(len(valid.ids) * (len(tried) - before))
     losses = [(one.nll, place) for place, one in enumerate(tried) if one.nll is not None]
     if not losses:
-        raise DivergenceError(
-            f"dynamic evaluation diverges with every setting of {search.option}; raise --eps"
-        )
+        remedy = "give --lr and --eps instead" if "eps" in search.chooses else "raise --eps"
+        raise DivergenceError(f"dynamic evaluation diverges with every setting of {search.option}; {remedy}")
     best = tried[min(losses)[1]]
     chosen = replace(base, lr=best.lr, decay=best.decay, eps=best.eps)
     return chosen, SearchedSettings(tried, search.option, valid.source)

@@ -57,7 +57,7 @@ def dynamic_tables(result: DynamicEvaluation) -> list[Table | str]:
         f"{numbers} ({setting.scaling}); statistics of {statistics.windows:,} windows of {statistics.source}"
     )
     worse = result.likelihood.nll > result.static.nll
-    advice = [f"Worse than without adapting: try a --lr of {setting.lr / 5:.1g}, or --trials 20."]
+    advice = [f"Worse than without adapting: try a --lr of {result.setting.lr / 5:.1g}, or --trials 20."]
     likelihood = _likelihood(result, result.static.perplexity)
     return [*tables, likelihood, about, *_notes(result), *(advice if worse else [])]
 

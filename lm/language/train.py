@@ -89,7 +89,7 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
     config = with_sizes(config, tuple(sizes["hidden"]), sizes["embedding"])
     model = LanguageModel(config, len(words), words.eos)
     hashes = {"train_sha256": splits[0].fingerprint, "valid_sha256": splits[1].fingerprint}
-    if not CheckpointStore.of(place.folder).begun:
+    if not place.begun:
         pretrained = bool(config.train.start_from or pretrained_path(config.model.trunk))
         random = 'train.freeze = "trunk": the trunk would stay random; set train.start_from to a run'
         require(pretrained or config.train.freeze != "trunk", random)
@@ -115,9 +115,9 @@ def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
         raise ConfigError(
             f"train.start_from = {source}: trained with another vocabulary; use that run's data"
         )
-    store = CheckpointStore.of(source)
-    load_model_tensors(model, store.weights("best"))
-    return store.open("best").state_sha256
+    commit = CheckpointStore.of(source).open("best")
+    load_model_tensors(model, commit.inference_tensors())
+    return commit.state_sha256
 
 
 FAMILY = Family(

@@ -56,7 +56,7 @@ class Group:
         """Raise WorkerError, naming rank and fact, if a rank differs from rank 0."""
         every = self.gather({name: str(fact) for name, fact in facts.items()})
         for rank, theirs in enumerate(every):
-            for name in (name for name in facts if theirs.get(name) != every[0].get(name)):
+            for name in (name for name in every[0] | theirs if theirs.get(name) != every[0].get(name)):
                 raise WorkerError(
                     f"rank {rank}: its {name} differs from rank 0's; start all ranks with the same inputs"
                 )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lm.ending import again
 from lm.errors import ConfigError, Interrupted, WorkerError
 from lm.launched import started_by_torchrun
+from lm.processors import usable_processors
 from lm.stop import SIGNALS
 
 SHUTDOWN_SECONDS = 600  # from a signal to the end of the last process, which may have to save
@@ -28,7 +29,7 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.ERROR)  # each process says what it has to
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = max(1, usable_processors() // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config = LaunchConfig(
         min_nodes=1,

@@ -57,7 +57,7 @@ RESUMABLE = frozenset(
     f"train.{key}"
     for key in (
         "max_steps", "max_epochs", "max_minutes", "patience", "stop_trigger", "checkpoint_every",
-        "checkpoint_minutes", "keep_best", "keep_last",
+        "checkpoint_minutes", "keep_best", "keep_last", "exchange_minutes",
     )
 ) | {"about", "extends", "data.test"}  # fmt: skip
 """Keys that may change when a run of any family is resumed."""

@@ -23,6 +23,7 @@ FREE_KEYS = {
     "extends",
     "train.checkpoint_every",
     "train.checkpoint_minutes",
+    "train.exchange_minutes",
     "head.products",
 }
 FREE_DECODE_KEYS = ("products", "seed")  # keys that are not part of a way of decoding

@@ -1,7 +1,6 @@
 """The command ``tune`` of both command-line programs."""
 
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from lm.console.app import show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
+from lm.processors import usable_processors
 from lm.runs.outputs import is_picture, require_apart
 from lm.tuning.space import load_space, space_of
 
@@ -92,7 +92,7 @@ def _search(
     from lm.tuning.search import Search
     from lm.tuning.workers import SearchJob, work_together
 
-    processors = len(os.sched_getaffinity(0))
+    processors = usable_processors()
     if workers > _WORKERS * processors:
         raise ConfigError(
             f"--workers {workers}: too many for {processors} processors; choose at most"

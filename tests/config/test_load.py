@@ -197,6 +197,7 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
         (["optim.plateau_factor=0.1"], "or choose --set optim.schedule=plateau"),
         (["optim.average=none", "optim.ema_decay=0.9"], "has no effect with optim.average = none"),
         (["optim.schedule=constant", "optim.decay_steps=9"], "optim.decay_steps: has no effect with"),
+        (["window.random=false", "window.spread=3.0"], "or choose --set window.random=true"),
         (["window.jitter=3"], "window.jitter: has no effect with window.order = streams"),
         (["optim.name=sgd", "optim.momentum=0.9", "optim.average=none"], ""),
         (["window.order=read_heads", "window.jitter=3"], ""),

@@ -39,6 +39,7 @@ def test_what_is_no_run_of_a_language_model_is_refused(lm: Lm, inside: Path, com
         ("train ptb_sofmax", 2, "ptb_sofmax: no such preset or file; did you mean ptb_softmax?\n"),
         ("train ptb_mos --set model.embeding_size=2", 2, "did you mean model.embedding_size?\n"),
         ("train tiny.toml --run x --set data.train=p/nothing", 3, "p/nothing"),
+        ("train tiny.toml --run x --set data.train=p/train --set data.vocab_size=9", 2, "--vocab-size\n"),
         ("train tiny.toml --run x --set data.train=p", 3, "p/train or p/valid or p/test"),
         ("describe tiny.toml --set head.kind=mosss", 2, "did you mean moss?\n"),
         ("finetune runs/tiny --set model.embedding_size=2", 2, "fixed when the run was trained"),

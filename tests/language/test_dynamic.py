@@ -15,6 +15,7 @@ from lm.language.adaptation import (
     DYNAMIC_SETTINGS,
     Adaptation,
     DynamicSetting,
+    Scaling,
     Statistics,
     adaptable,
     factors,
@@ -164,11 +165,12 @@ def test_learning_from_a_text_that_repeats_itself_helps() -> None:
     assert nll[-20:].mean() < nll[:20].mean() - 0.3
 
 
-@pytest.mark.parametrize("lr", [2e-4, 0.5])
-def test_a_rate_that_makes_it_worse_is_told(tmp_path: Path, lr: float) -> None:
-    result = dynamic(write_run(tmp_path / "run"), setting=DynamicSetting(lr, 0.0, streams=8))
+@pytest.mark.parametrize(("lr", "scaling"), [(2e-4, "normalised"), (0.5, "normalised"), (5.0, "original")])
+def test_a_rate_that_makes_it_worse_is_told(tmp_path: Path, lr: float, scaling: Scaling) -> None:
+    """With a rate in the scaling that was asked for."""
+    result = dynamic(write_run(tmp_path / "run"), setting=DynamicSetting(lr, 0.0, scaling=scaling, streams=8))
     worse = result.likelihood.nll > result.static.nll
-    assert worse == (lr == 0.5)
+    assert worse == (lr >= 0.5)
     advice = f"Worse than without adapting: try a --lr of {lr / 5:.1g}, or --trials 20."
     assert (advice in dynamic_tables(result)) == worse
 

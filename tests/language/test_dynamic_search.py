@@ -143,6 +143,24 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
     assert [row["nll"] == "–" for row in rows] == [value is None for value in values]
 
 
+def test_a_search_that_finds_nothing_names_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e30,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
+    monkeypatch.setattr("lm.language.setting_search.RANGES", dict.fromkeys(RANGES, (1e30, 2e30)))
+    run = write_run(tmp_path / "run")
+    with pytest.raises(DivergenceError, match=r"every setting of --grid; raise --eps$"):
+        dynamic(run, search=Grid())
+    with pytest.raises(DivergenceError, match=r"every setting of --trials; give --lr and --eps instead$"):
+        dynamic(run, search=Draws(1))
+
+    def unusable(*_: object) -> None:
+        raise DivergenceError("other weights")
+
+    monkeypatch.setattr("lm.language.setting_search.factors", unusable)
+    with pytest.raises(DivergenceError, match="other weights"):
+        dynamic(run, search=Draws(2))
+
+
 def test_grids_are_kept_apart_and_override_nothing_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,16 @@ def test_ranks_with_other_weights_are_named_with_the_tensor() -> None:
         assert "rank 2: bias differs" in str(error)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_fact_that_one_rank_lacks_is_named(rank: int) -> None:
+    def compare(group: Group) -> object:
+        return group.require_equal({"text": "a"} | ({"start": "b"} if group.rank == rank else {}))
+
+    for error in together(3, compare):
+        assert isinstance(error, WorkerError)
+        assert f"rank {rank or 1}: its start differs" in str(error)
+
+
 def test_what_another_rank_prints_is_not_printed_again(capsys: pytest.CaptureFixture[str]) -> None:
     error = DataError("no file")
     error.reported = True

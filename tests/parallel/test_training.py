@@ -165,6 +165,23 @@ def test_a_run_goes_on_with_any_number_of_processes(
     assert mixed == in_sittings(folder, "alone", dict.fromkeys(sittings, 1), *HEADS[name])
 
 
+def elsewhere(rank: int, arguments: list[str]) -> list[str]:
+    """The arguments of a rank on a machine without the run folder."""
+    return [*arguments, "--run", f"folder-of-{rank}"]
+
+
+def test_a_run_whose_folder_only_rank_0_has_goes_on(folder: Path) -> None:
+    """With word vectors, which only a new run reads."""
+    (folder / "vectors.txt").write_text("the 1 2 3 4 5 6\n")
+    settings = ["--set", "model.vectors=vectors.txt"]
+    for steps in (2, 4):
+        line = ("lm", "train", "tiny.toml", *settings, "--set", f"train.max_steps={steps}")
+        with ranks(folder, 2, *line, prepare=elsewhere) as started:
+            assert started.ended().codes == [0, 0], started.output
+    assert not (folder / "folder-of-1").exists()
+    assert CheckpointStore.of(folder / "folder-of-0").open("last").step == 4
+
+
 def test_a_dialog_model_goes_on_with_any_number_of_processes(talk: Path) -> None:
     mixed = in_sittings(talk, "mixed", {2: 4, 4: 1, 5: 2}, *TALK, config="smalltalk_mos")
     assert mixed == in_sittings(talk, "alone", dict.fromkeys((2, 4, 5), 1), *TALK, config="smalltalk_mos")
