@@ -146,7 +146,7 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
 def test_a_search_that_finds_nothing_names_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e30,))
     monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
-    monkeypatch.setattr("lm.language.setting_search.RANGES", dict.fromkeys(RANGES, (1e30, 2e30)))
+    monkeypatch.setattr("lm.language.setting_search.RANGES", RANGES | {"lr": (1e29, 1e30)})
     run = write_run(tmp_path / "run")
     with pytest.raises(DivergenceError, match=r"every setting of --grid; raise --eps$"):
         dynamic(run, search=Grid())
