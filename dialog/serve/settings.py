@@ -1,5 +1,6 @@
 """Settings of decoding that a request asks for, and their limits."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,7 +31,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     given: dict[str, Any] = {}
     if request.temperature == 0:
         given |= {"method": "beam", "beam": 1, **ONE_GROUP}
-    elif request.temperature is not None or (request.top_p or 1) < 1:
+    elif request.temperature is not None or _narrows(request.top_p, usual):
         given |= {"method": "sample", **ONE_GROUP}
         given |= {
             name: value
@@ -42,6 +43,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     if isinstance(request, ChatRequest | CompletionRequest) and request.limit is not None:
         given["max_length"] = request.limit
         given["min_length"] = min(usual.min_length, request.limit)
+    given |= _fitting(request.decode, usual)
     _require_replies(request)
     settings = usual.model_dump() | _enough(request, usual) | given | request.decode
     try:
@@ -56,6 +58,22 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     if decode.temperature < min(COLDEST, usual.temperature):
         raise wrong_value("decode.temperature", f"must be at least {COLDEST} here")
     return decode
+
+
+def _narrows(top_p: float | None, usual: DecodeConfig) -> bool:
+    """True if ``top_p`` changes decoding: below 1 it samples, and 1 is a setting of sampling."""
+    return top_p is not None and (top_p < 1 or usual.method == "sample")
+
+
+def _fitting(decode: Mapping[str, Any], usual: DecodeConfig) -> dict[str, Any]:
+    """Settings that give way to those of ``decode``: groups of beams, and the least length."""
+    given: dict[str, Any] = {}
+    beam, longest = decode.get("beam"), decode.get("max_length")
+    if decode.get("method") == "sample" or (type(beam) is int and beam % usual.groups):
+        given |= ONE_GROUP
+    if type(longest) is int:
+        given["min_length"] = min(usual.min_length, longest)
+    return given
 
 
 def _require_replies(request: Request) -> None:

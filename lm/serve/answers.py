@@ -55,10 +55,30 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The replies to one request. ``read`` is the number of tokens that the model has read."""
+    """The replies to one request. ``read`` is the number of tokens that the model has read.
+
+    ``indices`` are the numbers of the replies in the answer; () counts them from 0.
+    """
 
     choices: tuple[Choice, ...]
     read: int
+    indices: tuple[int, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence["Answer"], each: int) -> "Answer":
+        """The answer to several prompts with up to ``each`` replies: reply i to prompt p is p · each + i."""
+        numbered = [
+            (prompt * each + place, choice)
+            for prompt, part in enumerate(parts)
+            for place, choice in enumerate(part.choices)
+        ]
+        indices, choices = zip(*numbered, strict=True) if numbered else ((), ())
+        return cls(tuple(choices), sum(part.read for part in parts), tuple(indices))
+
+    @property
+    def numbered(self) -> Iterator[tuple[int, Choice]]:
+        """The replies with their numbers."""
+        return zip(self.indices or range(len(self.choices)), self.choices, strict=True)
 
     @property
     def written(self) -> int:
@@ -83,13 +103,13 @@ class Form:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The answer as one object."""
-        choices = [self._choice(number, choice) for number, choice in enumerate(answer.choices)]
+        choices = [self._choice(number, choice) for number, choice in answer.numbered]
         return {**self._envelope(""), "choices": choices, "usage": answer.usage()}
 
     def events(self, answer: Answer, *, usage: bool) -> Iterator[str]:
         """The answer as server-sent events: one for each token, in the order of the replies."""
         envelope = self._envelope(".chunk")
-        for number, choice in enumerate(answer.choices):
+        for number, choice in answer.numbered:
             if self.chat:
                 yield _event(envelope, [self._delta(number, {"role": "assistant", "content": ""}, None)])
             at = 0

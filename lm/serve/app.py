@@ -120,8 +120,7 @@ class Server:
         request = await _read(http, CompletionRequest)
         run = self._run(request.model)
         parts = await self._results(http, run.completion_jobs(request))
-        choices = tuple(choice for part in parts for choice in part.choices)
-        return self._answer(request, Answer(choices, sum(part.read for part in parts)), run)
+        return self._answer(request, Answer.joined(parts, request.n), run)
 
     async def _inspect(self, http: HttpRequest) -> Response:
         request = await _read(http, InspectRequest)

@@ -72,7 +72,7 @@ class Request(_Strict):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None  # more than MAX_TOKENS count as these
     stop: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=MAX_STOPS)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -101,11 +101,13 @@ class TextPart(_Strict):
 
 
 class ChatMessage(_Strict):
-    """An utterance: ``user`` is the human, ``assistant`` the model."""
+    """An utterance: ``user`` is the human, ``assistant`` the model. Other roles instruct."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system", "developer"]
     content: Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
     name: Annotated[str, Field(max_length=1000)] | None = None  # has no effect
+    tool_calls: Annotated[list[Any], Field(max_length=0)] = []
+    annotations: Annotated[list[Any], Field(max_length=0)] = []
 
     @field_validator("content", mode="before")
     @classmethod
@@ -121,9 +123,18 @@ class ChatRequest(Request):
     """Body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _said(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """The utterances, without instructions, which corpora lack, too."""
+        said = [message for message in messages if message.role in ("user", "assistant")]
+        if not said:
+            raise ValueError("needs a message of the user")
+        return said
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -136,7 +147,7 @@ class ChatRequest(Request):
     @property
     def limit(self) -> int | None:
         """The maximum number of tokens of a reply."""
-        return self.max_tokens or self.max_completion_tokens
+        return _at_most(self.max_tokens or self.max_completion_tokens)
 
     @property
     def listed(self) -> int | None:
@@ -171,12 +182,16 @@ class CompletionRequest(Request):
     @property
     def limit(self) -> int | None:
         """The maximum number of tokens of a text."""
-        return self.max_tokens
+        return _at_most(self.max_tokens)
 
     @property
     def listed(self) -> int | None:
         """The number of most probable tokens at each step. None = no probabilities."""
         return self.logprobs
+
+
+def _at_most(tokens: int | None) -> int | None:
+    return tokens and min(tokens, MAX_TOKENS)
 
 
 def parsed(body: bytes, schema: type[RequestT]) -> RequestT:

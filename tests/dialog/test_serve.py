@@ -22,6 +22,7 @@ from dialog.serve.settings import decoding
 from dialog.trained import TrainedModel
 from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError
+from lm.serve.answers import Answer, Choice, Form, Token
 from lm.serve.app import Server
 from lm.serve.failure import ApiError
 from lm.serve.gate import Policy
@@ -182,6 +183,8 @@ def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
         ({"n": 9}, {"nbest": 9}),
         ({"n": 2}, {}),
         ({"max_completion_tokens": 2}, {"max_length": 2}),
+        ({"max_tokens": 1024}, {"max_length": 500}),
+        ({"decode": {"method": "sample"}}, {"method": "sample"}),
         ({"seed": 3, "decode": {"no_repeat_ngram": 2, "seed": 4}}, {"seed": 4, "no_repeat_ngram": 2}),
     ],
 )
@@ -191,6 +194,23 @@ def test_parameters_change_the_settings_of_the_run(more: dict[str, Any], changed
     diverse = DecodeConfig(groups=5, diversity=1.0)
     if "method" in changed:
         assert decoding(parsed_chat(**more), diverse) == usual.model_copy(update=changed)
+
+
+def test_settings_of_the_run_give_way_to_those_of_a_request() -> None:
+    sampled = DecodeConfig(method="sample", top_p=0.9)
+    assert decoding(parsed_chat(top_p=1), sampled).top_p == 1
+    long, diverse = DecodeConfig(min_length=5), DecodeConfig(groups=5, diversity=1.0)
+    assert decoding(parsed_chat(decode={"max_length": 3}), long).min_length == 3
+    assert decoding(parsed_chat(decode={"beam": 4}), diverse).groups == 1
+    assert decoding(parsed_chat(decode={"beam": 20}), diverse).groups == 5
+
+
+def test_the_replies_to_a_prompt_have_its_indices() -> None:
+    one, two = Choice((Token("a", "a"),), finished=True), Choice((Token("b", "b"),), finished=True)
+    joined = Answer.joined([Answer((one,), 3), Answer((one, two), 4)], each=2)
+    assert ([*joined.numbered], joined.read) == ([(0, one), (2, one), (3, two)], 7)
+    form = Form(chat=False, model="m", fingerprint="f", listed=None)
+    assert [choice["index"] for choice in form.whole(joined)["choices"]] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["nbest", "candidates"])

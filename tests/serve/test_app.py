@@ -80,7 +80,8 @@ def test_a_chat_and_a_completion_are_answered(client: TestClient) -> None:
         (ask("a", stream_options={"include_usage": True}), 400, "stream_options", "invalid_value"),
         ({"model": "toy"}, 400, "messages", "missing_required_parameter"),
         ({"model": "toy", "messages": []}, 400, "messages", "invalid_value"),
-        (message("a", role="system"), 400, "messages[0].role", "invalid_value"),
+        (message("a", role="system"), 400, "messages", "invalid_value"),
+        (message("a", role="tool"), 400, "messages[0].role", "invalid_value"),
         (message([{"type": "image_url"}]), 400, "messages[0].content[0].type", "invalid_value"),
         (message(3), 400, "messages[0].content", "invalid_value"),
         (ask("a", model="../../etc/passwd"), 404, "model", "model_not_found"),
@@ -99,6 +100,10 @@ def test_parameters_without_an_effect_are_taken(client: TestClient) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}
     answer = client.post(CHAT, json=ask("a", **harmless, top_p=None, seed=None) | {"messages": [message]})
     assert answer.status_code == 200
+    system = {"role": "system", "content": "be brief"}
+    said = {"role": "assistant", "content": "b", "tool_calls": [], "annotations": [], "refusal": None}
+    many = ask("a", max_tokens=100_000) | {"messages": [system, message, said, message]}
+    assert client.post(CHAT, json=many).status_code == 200
     nothing = {"stream": True, "stream_options": {"include_usage": None}}
     answer = client.post(CHAT, json=ask("a", **nothing))
     assert answer.status_code == 200
