@@ -81,6 +81,7 @@ ANALYSED: dict[str, dict[str, Keys]] = {  # the same of one checkpoint, by analy
     "divergence": {"divergence": ("expected_divergence",)},
     "gradient": {
         "gradient_share": ("share",),
+        "gradient_share_error": ("share_error",),
         "gradient_random_share": ("random_share",),
         "gradient_gain": ("gain",),
         "gradient_alignment": ("alignment",),

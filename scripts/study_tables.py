@@ -48,6 +48,7 @@ def relay(result: Mapping[str, Any]) -> Table:
         rows = [row for row in result["rows"] if row["trainer"] == trainer]
         own = {
             "effective rank of its gradient": listed(f"{row['gradient_effective_rank']:.0f}" for row in rows),
+            "of all its updates": listed(f"{row['moved_effective_rank']:.0f}" for row in rows),
             "itself": listed(f"{row['kl']:.3f}" for row in rows),
         }
         table.append(

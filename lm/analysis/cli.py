@@ -216,7 +216,7 @@ def recovery(
     runs: Runs,
     data: Data = None,
     limit: Limit = None,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Share of tokens that are surprises.")] = 0.1,
+    share: Annotated[float, typer.Option(help="Share of tokens that are surprises.")] = 0.1,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
@@ -225,10 +225,11 @@ def recovery(
     Example: lm analyze recovery runs/ptb_small_softmax runs/ptb_small_mlstm runs/ptb_small_mogrifier
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.recovery import Recovery, recovery_tables
+    from lm.analysis.recovery import Recovery, recovery_tables, require_share
     from lm.analysis.recovery import recovery as recover
     from lm.language.scoring import token_nll
 
+    require_share(share)
     losses, measure = {}, {}
     for opened, text in alike(opened_steps(runs, data, limit, checkpoint)):
         losses[opened.name] = token_nll(opened.trained, text.ids)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lm.console.tables import Table
-from lm.errors import DataError
+from lm.errors import DataError, DivergenceError
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 
@@ -72,8 +72,8 @@ def find_examples(
     """Find the largest gains in log-probability of the target of model B over model A.
 
     The largest gains come first. Of equal gains the earlier position is preferred. Log-probabilities come in
-    blocks (n, V) that cover the targets ``ids`` (T,) in order. ValueError if the blocks of the models differ
-    in shape or do not cover the text.
+    blocks (n, V) that cover the targets ``ids`` (T,) in order. DivergenceError for NaN. ValueError if the
+    blocks of the models differ in shape or do not cover the text.
     """
     kept: list[tuple[float, int, BetterToken]] = []  # a heap with the smallest gain on top
     start, gain_sum, better = 0, 0.0, 0
@@ -84,6 +84,10 @@ def find_examples(
         log_a = block_a.gather(1, targets[:, None])[:, 0].double().cpu()
         log_b = block_b.gather(1, targets[:, None].to(block_b.device))[:, 0].double().cpu()
         gains = log_b - log_a
+        if bool(gains.isnan().any()):
+            raise DivergenceError(
+                "probabilities are not finite: a model has diverged; choose another checkpoint"
+            )
         gain_sum += float(gains.sum())
         better += int((gains > 0).sum())
         for row in (gains >= wanted.margin).nonzero()[:, 0].tolist():

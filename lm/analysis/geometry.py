@@ -23,7 +23,7 @@ from torch import Tensor
 from lm.analysis.rank import effective_rank
 from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
-from lm.errors import DataError
+from lm.errors import DataError, DivergenceError
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
@@ -44,7 +44,11 @@ class RowGeometry:
 
     @classmethod
     def of(cls, rows: Tensor) -> "RowGeometry":
-        """RowGeometry of rows (n, D)."""
+        """RowGeometry of rows (n, D). DivergenceError if one is not finite."""
+        if not bool(rows.isfinite().all()):
+            raise DivergenceError(
+                "the vectors are not finite: the model has diverged; choose another checkpoint"
+            )
         rank = effective_rank(torch.linalg.svdvals(torch.linalg.qr(rows).R).cpu().numpy())
         return cls(anisotropy(rows), rank, math.log(max(1.0, rank)), rows.shape[1])
 

@@ -271,6 +271,7 @@ def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str
             "K": found.components,
             "factor": found.context_scale,
             "share": found.share,
+            "error of the share": found.share_error,
             "random share": found.random_share,
             "gain": found.gain,
             "alignment": found.alignment,
@@ -287,7 +288,8 @@ def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str
     first = next(iter(results.values()))
     return [
         Table(f"Gradients of {first.tokens:,} tokens, shares of {first.sample:,}", norms),
-        "share: norm of the gradient at log P that a state can follow; random share: of a random direction; "
+        "share: norm of the gradient at log P that a state can follow, a mean with its standard error; "
+        "random share: of a random direction; "
         "gain: norm at the states by norm at log P; alignment: cosine of the gradient and of the change"
         " of log P after a step of the states",
         Table("Ranks of the matrices of gradients, and of the change of log P", ranks),

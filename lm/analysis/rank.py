@@ -1,4 +1,4 @@
-"""Numerical rank of T × V matrices, as of log-probabilities, in memory that does not grow with T·V.
+"""Numerical rank of T × V matrices, as of log-probabilities, in a quarter of their memory, or less.
 
 TSQR (Demmel et al. 2012) reduces the matrix to a triangle of the smaller side as blocks of rows arrive. The
 triangle is reduced to a band, and the band to a bidiagonal matrix. All steps are orthogonal transformations
@@ -251,7 +251,8 @@ def rank_of_run(
         result.save(spectrum)
     head = trained.model.head
     bias = head.bias is not None
-    linear = head.row.linear and head.output.one_pass
+    single = head.config.components == 1 and head.row.link == "exp"
+    linear = (head.row.linear or single) and head.output.one_pass
     width = head.size if head.projection is None else min(head.size, head.hidden_size)
     ceiling = min(width + 1 + bias, *result.shape) if linear else None
     values = result.singular_values

@@ -15,7 +15,7 @@ from lm.arrays import Floats, Ints
 from lm.bootstrap import FEWEST_UNITS, TAILS, Interval, draws
 from lm.console.options import RESAMPLES
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError
+from lm.errors import DataError, require
 from lm.language.evaluate import BLOCK
 
 STEPS = 5  # tokens after a surprise
@@ -47,6 +47,11 @@ class Surprises:
     blocks: int
 
 
+def require_share(share: float) -> None:
+    """Raise ConfigError for a share of surprises out of range."""
+    require(0 < share <= 1, f"--share {share:g}: must be above 0 and at most 1")
+
+
 def recovery(
     losses: Mapping[str, Floats], share: float = 0.1, resamples: int = RESAMPLES
 ) -> tuple[Surprises, dict[str, Recovery]]:
@@ -57,8 +62,7 @@ def recovery(
     ``losses`` of every model are in nats, of the same tokens (N,). ConfigError for a share out of range,
     DataError for fewer than two surprises with 5 tokens after them.
     """
-    if not 0 < share <= 1:
-        raise ConfigError(f"--share {share:g}: must be above 0 and at most 1")
+    require_share(share)
     first, *_ = losses.values()
     mean = np.mean(list(losses.values()), 0)
     count = max(1, round(share * len(mean)))

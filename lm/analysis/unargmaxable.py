@@ -1,7 +1,8 @@
 """Words that no context can make the most probable one (Demeter et al. 2020, Grivas et al. 2022).
 
 A word is *unargmaxable* if no context vector c of the head's output layer W c + b gives it the largest logit.
-Links are increasing, so the largest logit has the largest probability. Two sets of contexts are asked about:
+Links except relu are increasing, so the largest logit has the largest probability. Two sets of contexts are
+asked about:
 
     bounded    contexts that the head can have: those of a mixture are in [−s, s]^E for its factor s, and the
                states of a trunk within its bound, which is 1 for one recurrent layer
@@ -126,9 +127,12 @@ class LostWords(NamedTuple):
     undecided: list[int]
 
 
-def unargmaxable_words(logits: Logits, progress: OnProgress = no_progress) -> LostWords:
-    """The words for which no x is found: those with a proof, and those without."""
-    words, x = logits.without_witness(np.arange(len(logits.bias)))
+def unargmaxable_words(
+    logits: Logits, progress: OnProgress = no_progress, among: Sequence[int] | None = None
+) -> LostWords:
+    """The words ``among`` all for which no x is found: those with a proof, and those without."""
+    asked = np.arange(len(logits.bias)) if among is None else np.asarray(among, np.int64)
+    words, x = logits.without_witness(asked)
     steps = Steps(len(words), progress)
     lost = LostWords([], [])
     for word, start in zip(words.tolist(), x, strict=True):
@@ -154,6 +158,10 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
         )
     weight = precise(head.weight.detach()).double().cpu().numpy()
     bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()
+    if head.row.link == "relu":
+        raise ConfigError(
+            "head.kind = 'relu': negative logits have one probability, so words tie; name runs of other kinds"
+        )
     free = Logits(weight, bias, float("inf"))
     if head.latent is not None:
         tanh = head.config.context_activation == "tanh"
@@ -191,7 +199,8 @@ def unargmaxable_of_run(trained: TrainedLm, progress: OnProgress = no_progress) 
     head = trained.model.head
     bounded, free = logits_of_head(head, trained.model.layers.state_bound)
     found = unargmaxable_words(bounded, progress)
-    of_free = unargmaxable_words(free) if any(found) else LostWords([], [])
+    # a word that a bounded context prefers is preferred by a free one
+    of_free = unargmaxable_words(free, among=found.proved + found.undecided)
     words = sorted({*found.proved, *of_free.proved})  # a proof for all contexts is one for the bounded ones
     vocabulary = trained.codec.vocabulary
     counts = np.asarray(vocabulary.counts)[words] if words else np.empty(0)

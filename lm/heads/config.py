@@ -200,7 +200,7 @@ class HeadConfig(Section):
             value = getattr(self, key)
             if wrong := self.misplaced(key, (value,)):
                 raise ValueError(f"{wrong}; it is {value}")
-        for name in ("gate_size", "gated_words", "prior_penalty"):
+        for name in ("gate_size", "gated_words", "prior_bias", "prior_penalty", "skip_below"):
             if self.components == 1 and getattr(self, name) != HeadConfig.model_fields[name].default:
                 raise ValueError(
                     f"{name} does nothing with components = 1; leave it out, or raise components"

@@ -131,7 +131,7 @@ class Head(nn.Module):
             key = "facet_layers" if config.facet_layers else "lower_components"
             raise ConfigError(
                 f"head.{key}: {config.kind} reads {config.lower_layers} layers below the last, but the model"
-                f" provides {len(provided)}; choose another head.kind, such as mos"
+                f" provides {len(provided)}; ask for fewer by head.{key}, or choose another head.kind"
             )
 
     def _add_output(self, embedding: nn.Parameter | None) -> None:
@@ -139,10 +139,11 @@ class Head(nn.Module):
         if not config.tied:
             self.weight = nn.Parameter(torch.empty(shape).uniform_(-0.1, 0.1))
         elif embedding is None or embedding.shape != shape:
+            remedy = "set head.embedding_size to the model's embedding size"
             found = "none" if embedding is None else tuple(embedding.shape)
             raise ConfigError(
                 f"head.tied: needs an embedding of shape {shape}, found {found};"
-                " set head.embedding_size to the model's embedding size"
+                f" {remedy if embedding is not None else 'pass one, or set head.tied = false'}"
             )
         else:
             self.weight = embedding

@@ -6,6 +6,9 @@ First the *trainer* trains the states of all contexts. Then the states are fixed
 predict from them. The rank forward is that of the reader, and the rank backward is that of the trainer.
 Untrained states are the control, because a reader may do well on random states of enough dimensions.
 
+States are trained with :class:`~lm.studies.row_adam.RowAdam`, since Adam's division of each entry would give
+an update full rank. The sum of many updates has a higher rank than each, because the output matrix changes.
+
 All models have the same H and E. A full softmax has E = H. Parameters are not equal, unlike in the sweeps.
 
 C contexts · V words · E context size · K components · H size of a state.
@@ -32,7 +35,8 @@ from lm.studies.sweep_point import SweepPoint
 UNTRAINED = "untrained"
 BACKWARD_POINTS, BACKWARD_RESULT = "backward.jsonl", "backward.json"
 RELAY_MEASURES: dict[str, type] = {
-    "kl": float, "gradient_rank": int, "gradient_effective_rank": float, "readers": dict
+    "kl": float, "gradient_rank": int, "gradient_effective_rank": float, "moved_effective_rank": float,
+    "readers": dict,
 }  # fmt: skip
 
 
@@ -51,7 +55,8 @@ def backward(options: BackwardOptions, out: Path, progress: OnProgress = no_prog
     Returns:
         ``rows``: for each seed and trainer, ``kl`` of the trainer itself in nats (that of a uniform guess for
         untrained states), rank and effective rank of the gradient at the states (C, H) before training,
-        and ``readers``: by name ``kl`` and ``rank`` of the log-probabilities.
+        the effective rank of all that training added to the states, and ``readers``: by name ``kl`` and
+        ``rank`` of the log-probabilities.
 
     Raises:
         StorageError, DivergenceError: as for :func:`lm.studies.bottleneck.bottleneck`.
@@ -86,6 +91,7 @@ def relay(
             return nn.Embedding(language.contexts, hidden), point.head(language.vocab)
 
     table, head = seeded(heads[FULL if trainer == UNTRAINED else trainer])
+    start = table.weight.detach().double()
     gradient = torch.zeros(language.contexts, hidden, dtype=torch.float64)
     uniform = torch.full_like(language.log_probs, -math.log(language.vocab))
     own = language.divergence(uniform)
@@ -93,7 +99,7 @@ def relay(
         table, head = table.double(), head.double()
         [gradient] = torch.autograd.grad(loss(head, table.weight), table.weight)
         table, head = table.float(), head.float()
-        descend(nn.ModuleList([table, head]), lambda: loss(head, table.weight), optim)
+        descend(head, lambda: loss(head, table.weight), optim, table.weight)
         own = _measure(language, head, table.weight, trainer)[0]
     states = table.weight.detach()
     readers = {}
@@ -105,9 +111,14 @@ def relay(
     return {
         "kl": own,
         "gradient_rank": int(torch.linalg.matrix_rank(gradient)),
-        "gradient_effective_rank": effective_rank(torch.linalg.svdvals(gradient).numpy()),
+        "gradient_effective_rank": _effective_rank(gradient),
+        "moved_effective_rank": _effective_rank(states.double() - start),
         "readers": readers,
     }
+
+
+def _effective_rank(matrix: Tensor) -> float:
+    return effective_rank(torch.linalg.svdvals(matrix).numpy())
 
 
 def _measure(language: Language, head: Head, states: Tensor, name: str) -> tuple[float, int]:

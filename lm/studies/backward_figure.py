@@ -28,7 +28,7 @@ def backward_means(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         found[trainer] = {
             **{
                 key: fmean([row[key] for row in rows])
-                for key in ("kl", "gradient_rank", "gradient_effective_rank")
+                for key in ("kl", "gradient_rank", "gradient_effective_rank", "moved_effective_rank")
             },
             "readers": {
                 name: {key: fmean([row["readers"][name][key] for row in rows]) for key in ("kl", "rank")}
@@ -54,6 +54,7 @@ def backward_tables(result: Mapping[str, Any]) -> list[Table | str]:
             about
             | {"rank of the gradient": round(row["gradient_rank"]) if trained else None}
             | {"effective": row["gradient_effective_rank"] if trained else None}
+            | {"of all updates": row["moved_effective_rank"] if trained else None}
             | {f"read by {name}": round(reader["rank"]) for name, reader in row["readers"].items()}
         )
     return [

@@ -69,15 +69,32 @@ class BottleneckOptions(LanguageOptions):
                 not HEADS[head].is_mixture or any(possible(head, number) for number in self.components),
                 f"--components {given}: {head} cannot have it; add 4, as in {given},4",
             )
+        for head, number in self._mixtures(self.components):
+            size = next((one for one in self.embedding_sizes if not self._fits(head, number, one)), None)
+            require(
+                size is None,
+                f"--heads {head}: more parameters than the others at K = {number}, E = {size} and any H;"
+                f" raise --hidden-size, or leave {head} out",
+            )
 
     @property
     def swept_components(self) -> tuple[int, ...]:
         """K of the second sweep, without those that exceed the number of parameters at any H."""
         if not any(HEADS[kind].is_mixture for kind in self.heads):
             return ()
-        size, budget = self.sweep_size, self.budget(self.sweep_size)
-        least = {number: SweepPoint("mos", number, size, 1) for number in self.component_sweep}
-        return tuple(k for k, one in least.items() if one.parameters(self.contexts, self.vocab) <= budget)
+        sweep, size = self.component_sweep, self.sweep_size
+        large = {k for head, k in self._mixtures(sweep) if not self._fits(head, k, size)}
+        return tuple(k for k in sweep if k not in large)
+
+    def _mixtures(self, components: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Kinds of mixtures with each of their possible numbers of components."""
+        kinds = (kind for kind in self.heads if HEADS[kind].is_mixture)
+        return ((kind, k) for kind, k in product(kinds, components) if possible(kind, k))
+
+    def _fits(self, kind: str, components: int, size: int) -> bool:
+        """True if a head exceeds the number of parameters at E = ``size`` for no H."""
+        least = SweepPoint(kind, components, size, 1)
+        return least.parameters(self.contexts, self.vocab) <= self.budget(size)
 
     def steps_of(self, point: SweepPoint) -> int:
         """Number of updates of a model."""

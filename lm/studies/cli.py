@@ -112,8 +112,10 @@ def reverse_copy(
         int | None, typer.Option(help="Number of symbols of random sequences; default 32.")
     ] = None,
     cells: Annotated[str, typer.Option(help="Cells to train, separated by commas.")] = "lstm,mogrifier",
-    rounds: Annotated[int, typer.Option(help="Number of rounds of the Mogrifier.")] = 5,
-    rank: Annotated[int, typer.Option(help="Rank of the Mogrifier's gates; 0 = full.")] = 16,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds of a Mogrifier; default 5.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Rank of a Mogrifier's gates; 0 = full, default 16.")
+    ] = None,
     embedding_size: Annotated[int, typer.Option(help="Size of all embeddings.")] = 32,
     parameters: Annotated[int, typer.Option(help="Maximum number of parameters of a model.")] = 120_000,
     steps: Annotated[int, typer.Option(help="Number of updates of each training.")] = 1500,
@@ -139,11 +141,14 @@ def reverse_copy(
     else:
         sizes = _integers("--lengths", "10,20,30,40" if lengths is None else lengths)
         symbols = 32 if vocab is None else vocab
+    gates = {name: value for name, value in (("rounds", rounds), ("rank", rank)) if value is not None}
     options = CopyOptions(
-        lengths=sizes, vocab=symbols, cells=tuple(cells.split(",")), rounds=rounds, rank=rank,
-        embedding_size=embedding_size, parameters=parameters, steps=steps, lrs=_numbers("--lrs", lrs),
-        seeds=_integers("--seeds", seeds),
+        lengths=sizes, vocab=symbols, cells=tuple(cells.split(",")), embedding_size=embedding_size,
+        parameters=parameters, steps=steps, lrs=_numbers("--lrs", lrs), seeds=_integers("--seeds", seeds),
+        **gates,
     )  # fmt: skip
+    for name in () if options.mogrifies else gates:
+        raise ConfigError(f"--{name}: is of a Mogrifier; add one to --cells, or leave --{name} out")
     with counting("training") as progress:
         result = copying(options, out, progress, corpora)
     figures = [out / "reverse-copy.png", out / "reverse-copy.svg"]

@@ -76,6 +76,11 @@ class CopyOptions:
             require(0 <= seed <= MAX_SEED, f"--seeds {seed}: must be between 0 and {MAX_SEED}")
         _ = self.hidden_sizes  # raises the error of too few parameters
 
+    @property
+    def mogrifies(self) -> bool:
+        """True if one of the cells has rounds."""
+        return any(CellConfig.model_validate({"kind": kind}).mogrifies for kind in self.cells)
+
     def cell(self, kind: str) -> CellConfig:
         """Config of a cell."""
         cell = CellConfig.model_validate({"kind": kind})

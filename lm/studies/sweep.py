@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lm.disk.storage import make_folder, write_json
 from lm.engine.config import OptimConfig
@@ -12,6 +13,7 @@ from lm.engine.optim import build_optimizer
 from lm.engine.schedule import Schedule
 from lm.steps import OnProgress
 from lm.studies.points import Points
+from lm.studies.row_adam import RowAdam
 
 
 class Sweep:
@@ -50,18 +52,27 @@ def cosine_adam(steps: int, lr: float) -> OptimConfig:
     )
 
 
-def descend(model: nn.Module, loss_of: Callable[[], Tensor], optim: OptimConfig) -> list[float]:
-    """Minimise a loss by ``optim.decay_steps`` updates. Return the loss before each update."""
-    optimizer, schedule = build_optimizer(optim, model, "float32"), Schedule(optim)
-    losses = []
+def descend(
+    model: nn.Module, loss_of: Callable[[], Tensor], optim: OptimConfig, states: Tensor | None = None
+) -> list[float]:
+    """Minimise a loss by ``optim.decay_steps`` updates. Return the loss before each update.
+
+    ``states``, a matrix (C, H) besides the model, is trained too, with :class:`RowAdam`.
+    """
+    optimizers: list[Optimizer] = [build_optimizer(optim, model, "float32")]
+    if states is not None:
+        optimizers.append(RowAdam([states], optim.betas, optim.eps))
+    schedule, losses = Schedule(optim), list[float]()
     for step in range(optim.decay_steps):
         loss = loss_of()
         losses.append(loss.item())
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
         if optim.clip_norm > 0:
             nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
-        optimizer.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr(step)
+            optimizer.step()
     return losses

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lm.analysis.examples import Wanted, find_examples
 from lm.analysis.geometry import (
     ENERGY,
     HISTORY,
@@ -20,7 +21,7 @@ from lm.analysis.geometry import (
 from lm.analysis.rank import effective_rank
 from lm.analysis.spectrum import RankResult
 from lm.cli import main
-from lm.errors import DataError
+from lm.errors import DataError, DivergenceError
 from lm.language.model import LanguageModel
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run
 
@@ -104,6 +105,16 @@ def test_an_error_names_the_future_that_is_not_finite() -> None:
     torch.nn.init.constant_(trained.model.head.weight, math.nan)
     with pytest.raises(DataError, match="after future 0 are not finite"):
         matrix.measured([0, 2])
+
+
+def test_vectors_that_are_not_finite_are_refused() -> None:
+    trained = tiny_lm()
+    torch.nn.init.constant_(trained.model.head.weight, math.nan)
+    with pytest.raises(DivergenceError, match="not finite"):
+        geometry_of_run(trained, ids_of(trained, 40))
+    rows = [torch.full((3, 5), math.nan)]
+    with pytest.raises(DivergenceError, match="not finite"):
+        find_examples(iter(rows), iter(rows), np.arange(3), "abcde", Wanted())
 
 
 def test_the_commands_measure_runs(

@@ -281,6 +281,15 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
     assert len(rank_tables({"a": result, "b": result})[0].rows) == 2
 
 
+@pytest.mark.parametrize(("kind", "ceiling"), [("mos", 7), ("mixtape", 7), ("moss", None)])
+def test_one_component_has_the_ceiling_of_a_softmax(kind: str, ceiling: int | None, tmp_path: Path) -> None:
+    config = HeadConfig(kind=kind, embedding_size=6, tied=False, output_bias=False, context_scale=4.0)
+    run = StandIn(Head(config, 6, 60).double().eval())
+    result = rank_of_run(run, np.arange(200), scratch=tmp_path)
+    assert result.ceiling == ceiling
+    assert (result.rank == 7) == (ceiling == 7)
+
+
 def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(tmp_path: Path) -> None:
     config = HeadConfig(kind="softmax", embedding_size=9, tied=False, output_bias=False)
     run = StandIn(Head(config, 6, 60).double().eval())

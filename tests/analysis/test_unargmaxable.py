@@ -77,6 +77,7 @@ def test_no_mixture_prefers_a_word_that_no_component_prefers(kind: str) -> None:
     lost = set(unargmaxable_words(bounded).proved)
     assert lost
     assert set(unargmaxable_words(free).proved) <= lost
+    assert unargmaxable_words(free, among=sorted(lost)) == unargmaxable_words(free)
     generator = torch.Generator().manual_seed(1)
     hidden = 3 * torch.randn(20_000, 5, dtype=torch.float64, generator=generator)
     with torch.no_grad():
@@ -105,6 +106,8 @@ def test_logits_that_are_no_product_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match="not one matrix"):
             logits_of_head(head, 1.0)
+    with pytest.raises(ConfigError, match="words tie"):
+        logits_of_head(make_head("relu"), 1.0)
 
 
 def test_contexts_without_tanh_have_no_bound() -> None:

@@ -116,10 +116,11 @@ def test_a_mistake_in_the_own_file_has_one_remedy(tmp_path: Path, overrides: tup
     )
 
 
-def test_no_remedy_changes_what_was_asked_for() -> None:
+@pytest.mark.parametrize("own", ["prior_penalty=1.0", "prior_bias=true", "skip_below=0.1"])
+def test_no_remedy_changes_what_was_asked_for(own: str) -> None:
     assert rejection("smalltalk_mos", "head.kind=mixtape").endswith("binary tree; choose 2, 4 or 8")
-    assert rejection("smalltalk_mos", "head.components=1", "head.prior_penalty=1.0").endswith(
-        "prior_penalty does nothing with components = 1; leave it out, or raise components"
+    assert rejection("smalltalk_mos", "head.components=1", f"head.{own}").endswith(
+        f"{own.split('=')[0]} does nothing with components = 1; leave it out, or raise components"
     )
 
 
@@ -142,7 +143,10 @@ def test_override_of_a_saved_config_is_limited_to_sections(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("text", "overrides"),
-    [("[head]\nskip_below = 0.1\n", ["head.kind=mos"]), ("", ["head.kind=mos", "head.skip_below=0.1"])],
+    [
+        ("[head]\nskip_below = 0.1\n", ["head.kind=mos", "head.components=2"]),
+        ("", ["head.kind=mos", "head.components=2", "head.skip_below=0.1"]),
+    ],
 )
 def test_values_that_do_not_go_together_are_blamed_on_the_later_one(
     text: str, overrides: list[str], tmp_path: Path

@@ -52,6 +52,7 @@ def test_what_is_no_run_of_a_language_model_is_refused(lm: Lm, inside: Path, com
         ("analyze rank runs/tiny --tokens 5", 2, "--tokens: no such option; see `lm analyze rank --help`\n"),
         ("analyze rank runs/tiny --limit 0", 2, "--limit: must be at least 1, got 0; see"),
         ("analyze divergence runs/tiny --limit 1", 3, "name a longer text"),
+        ("analyze recovery runs/tiny --share 0", 2, "--share 0: must be above 0 and at most 1\n"),
         ("analyze components runs/soft", 2, "has no prior to analyse"),
         ("bottleneck --out x --embedding-sizes x", 2, "--embedding-sizes 'x': separate whole numbers"),
         ("bottleneck --out x --heads softmax,sofmax", 2, "'sofmax': unknown head"),

@@ -335,7 +335,7 @@ def test_later_heads_are_trained_and_pass_the_rank_of_a_softmax(kind: str, compo
 
 
 def test_heads_that_cannot_have_a_number_of_components_are_left_out() -> None:
-    options = BottleneckOptions(heads=("mos", "mixtape", "doc"), components=(1, 3, 4))
+    options = BottleneckOptions(heads=("mos", "mixtape", "doc"), components=(1, 3, 4), hidden_size=400)
     found = {(point.kind, point.components) for _, point in points(options, 8, options.components)}
     assert found == {
         ("mos", 1),

@@ -272,6 +272,13 @@ def test_the_command_takes_lengths_and_symbols_from_the_corpora(corpora: list[st
         assert ended.value.code == 2
 
 
+def test_options_of_a_mogrifier_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["reverse-copy", "--cells", "lstm", "--rounds", "2"])
+    assert ended.value.code == 2
+    assert "--rounds: is of a Mogrifier; add one to --cells" in capsys.readouterr().err
+
+
 def test_what_is_no_such_corpus_is_refused(corpora: list[str], tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()

@@ -196,7 +196,13 @@ def test_results_table_keeps_analyses_over_training(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mos-1", "mos", 1, 50.0)
     ranks = {key: {"effective_rank": 80.0} for key in ("logits", "states", "update")}
     steps = {
-        f"{run} step-{step}": {"share": step / 1000, "random_share": 0.1, "gain": 2.0, "alignment": 0.1}
+        f"{run} step-{step}": {
+            "share": step / 1000,
+            "share_error": 0.01,
+            "random_share": 0.1,
+            "gain": 2.0,
+            "alignment": 0.1,
+        }
         | ranks
         for step in (90, 600)
     }
@@ -268,7 +274,14 @@ def test_what_the_studies_measured_becomes_results_and_tables(
     }
     keep("bottleneck", swept, points, swept_components=[4], truth=[{"entropy": 1.0}])
     relayed = [
-        {"trainer": trainer, "seed": seed, "kl": seed / 4, "gradient_effective_rank": 7.6, "readers": readers}
+        {
+            "trainer": trainer,
+            "seed": seed,
+            "kl": seed / 4,
+            "gradient_effective_rank": 7.6,
+            "moved_effective_rank": 20.4,
+            "readers": readers,
+        }
         for trainer in ("untrained", "softmax")
         for seed, readers in ((1, {"softmax": {"kl": 0.5}}), (2, {"softmax": {"kl": 0.25}}))
     ]
