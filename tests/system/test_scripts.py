@@ -305,10 +305,10 @@ def test_what_the_studies_measured_becomes_results_and_tables(
         "bottleneck, updates": "| 80 | 1, 2 | 0.500 | 0.250 |",
         "reverse_copy": "| 9 | 1.500 | 1.448 |",  # 9 / 10 of log 5
         "reverse_copy, exact": "| 9 | 0.500 |",
-        "backward": "| softmax | 8, 8 | 0.250, 0.500 | 0.500, 0.250 |",
+        "backward": "| softmax | 8, 8 | 20, 20 | 0.250, 0.500 | 0.500, 0.250 |",
         "spam": "| 300 | softmax | 0.50, 0.50 | 1.00, 2.00 |",
     }
-    assert "| untrained | none | none | 0.500, 0.250 |" in drawn["backward"]
+    assert "| untrained | none | none | none | 0.500, 0.250 |" in drawn["backward"]
 
 
 def test_the_pictures_of_the_studies_are_drawn_from_the_files_of_results(tmp_path: Path) -> None:
