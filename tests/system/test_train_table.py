@@ -257,7 +257,7 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
         },
         **{"rank": {"rank": 130}, "divergence": {"expected_divergence": 4.5}},
         "gradient": {
-            **{"share": 0.1, "random_share": 0.1, "gain": 17.0, "alignment": 0.08},
+            **{"share": 0.1, "share_error": 0.01, "random_share": 0.1, "gain": 17.0, "alignment": 0.08},
             **{key: {"effective_rank": 80.0} for key in ("logits", "states", "update")},
         },
         "geometry": {
