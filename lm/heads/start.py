@@ -107,7 +107,8 @@ def require_startable(config: HeadConfig, *, bias: bool = False) -> None:
 
 def _require_shape(head: Head, weight: Tensor) -> None:
     if head.size != weight.shape[1] or head.vocab_size < len(weight):
+        narrow = "leave out head.embedding_size" if head.size != weight.shape[1] else "use its tokenizer"
         raise ConfigError(
             f"head: an output matrix of {tuple(head.weight.shape)}, but that of the model is"
-            f" {tuple(weight.shape)}; leave out head.embedding_size {_START}"
+            f" {tuple(weight.shape)}; {narrow} {_START}"
         )
