@@ -130,6 +130,7 @@ def page_tables(folder: Path) -> dict[str, str]:
         entries = entries_of(folder, file)
         tests = SeedTests(entries)
         tables[f"{file}, tests"] = tests.leads(BASELINES)
+        tables[f"{file}, spreads"] = tests.spreads()
         tables[f"{file}, pairs"] = SeedTests([*entries, *trial_entries(folder, file)]).pairs(pairs)
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
@@ -156,25 +157,24 @@ def rows(name: str, entries: list[Any]) -> list[Any]:
 
 
 def leads(folder: Path) -> str:
-    """Lead of each head over softmax with the same seeds, in per cent of its mean test perplexity, by files.
+    """Lead of each head over softmax, in per cent of the mean test perplexity over its seeds, by files.
 
     Heads that no file has are left out.
     """
     found = [perplexities(entries_of(folder, file)) for file in LEADS]
     rows = [
-        [label, rank, *(lead(own[name], own["softmax"]) if name in own else "not run" for own in found)]
+        [label, rank, *(lead(own.get(name), own["softmax"]) for own in found)]
         for name, (label, rank) in LEADING.items()
         if any(name in own for own in found)
     ]
     return markdown(["head", "rank of log P", *LEADS.values()], rows)
 
 
-def lead(own: Mapping[int, float], softmax: Mapping[int, float]) -> str:
-    """Lead over softmax of the seeds that both have, in per cent."""
-    common = own.keys() & softmax.keys()
-    if not common:
+def lead(own: Mapping[int, float] | None, softmax: Mapping[int, float]) -> str:
+    """Lead over softmax in per cent, of means over the seeds that each has."""
+    if own is None:
         return "not run"
-    ours, theirs = (mean_of("perplexity", [one[seed] for seed in common]) for one in (own, softmax))
+    ours, theirs = (mean_of("perplexity", [*one.values()]) for one in (own, softmax))
     return f"{100 * (1 - ours / theirs):.1f} %"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from table_forms import Number, markdown, mean_of, p_value
 
-from lm.bootstrap import FEWEST_UNITS, draws
+from lm.bootstrap import FEWEST_UNITS, SIGNIFICANT, draws
 from lm.errors import require
-from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread
+from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, means
 from lm.runs.pooling import pairwise_groups
 
 Entry = Mapping[str, Any]
@@ -35,7 +35,8 @@ def _models(entries: Sequence[Entry]) -> list[list[Entry]]:
 def _belong(entry: Entry, other: Entry) -> bool:
     """True if two entries are of one model with other seeds."""
     hashes = {one["config_sha256"] for one in (entry, other) if "config_sha256" in one}
-    same = all(entry[key] == other[key] for key in ("label", "config")) and len(hashes) < 2
+    same = all(entry.get(key) == other.get(key) for key in ("label", "config", "measured"))
+    same = same and len(hashes) < 2
     return same and len(entry["seeds"]) == len(other["seeds"]) == 1 and entry["seeds"] != other["seeds"]
 
 
@@ -62,8 +63,9 @@ def _of_seeds(key: str, values: Sequence[Number]) -> Number:
 class SeedTests:
     """Tests of the models of a file of results, each over its seeds and the text.
 
-    A model of one seed takes the spread over seeds within the other models. Entries without units are left
-    out. ConfigError for entries of different texts, and for a text of few units.
+    A model of one seed takes the spread over seeds within the other models, and is left out if these differ
+    in it. Entries without units are left out, too. ConfigError for entries of different texts, and for a text
+    of few units.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -73,7 +75,9 @@ class SeedTests:
         models = [
             _Model(group[0]["label"], {one["seeds"][0]: _sums(one) for one in group}) for group in groups
         ]
-        self._spread = SeedSpread.within([model.runs for model in models])
+        pools = [model.runs for model in models]
+        self._alike = _alike(pools)
+        self._spread = SeedSpread.within(pools) if self._alike >= SIGNIFICANT else None
         self._models = [model for model in models if self._spread or len(model.by_seed) > 1]
         self._counts = draws(len(models[0].runs[0][0]), RESAMPLES, seed=1) if models else np.zeros((0, 0))
 
@@ -111,6 +115,16 @@ class SeedTests:
                 rows.append([model.label, f"{share:.0%} ({low:.0%} to {high:.0%})".replace("%", " %")])
         return markdown(["head", f"share of the lead of {whole} over {baseline}"], rows)
 
+    def spreads(self) -> str:
+        """Table of the standard deviation over seeds of each model of several, in nats a token."""
+        rows = [
+            [model.label, model.seeds, f"{float(np.std(means(model.runs), ddof=1)):.4f}"]
+            for model in self._models
+            if len(model.by_seed) > 1
+        ]
+        rows.append(["alike in all these", "", f"p = {p_value(self._alike)}"])
+        return markdown(["head", "seeds", "standard deviation over seeds, nats"], rows)
+
     def _first(self, label: str) -> "_Model | None":
         return next((model for model in self._models if model.label == label), None)
 
@@ -120,6 +134,14 @@ class SeedTests:
         p, change = Contrasts([base.runs, model.runs], self._counts, self._spread).test((1, -1))
         equals, half = "= " if p >= LEAST_P else "", (change.high - change.low) / 2
         return f"{change.estimate:.3f} ± {half:.3f}, p {equals}{p_value(p, LEAST_P)}"
+
+
+def _alike(pools: Sequence[Sequence[ScoreSums]]) -> float:
+    """P-value of equal spreads over seeds by Bartlett's test; 1 without two pools of several runs."""
+    from scipy.stats import bartlett  # takes longer to load than the rest
+
+    several = [means(runs) for runs in pools if len(runs) > 1]
+    return float(bartlett(*several).pvalue) if len(several) > 1 else 1.0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ def fixed(digits: int) -> Form:
     return shown
 
 
+def mean_perplexity(digits: int) -> Form:
+    """Mean of the perplexities of several seeds, that of their nats."""
+    return lambda values: fixed(digits)(values[0] if len(set(values)) == 1 else mean_of("perplexity", values))
+
+
 def percent(digits: int) -> Form:
     """Shares in per cent, in the forms of :func:`fixed`."""
 

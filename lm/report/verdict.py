@@ -66,12 +66,16 @@ def _headline(
                 f"{number(MAIN, other.perplexity)} may differ by noise."
             )
         gain = f"{_share(_gain(other)[0])} lower ({values})"
-        return f"{name} is better than {names[other.run]}: its perplexity is {gain}, more than noise."
+        return (
+            f"{name} is better than {names[other.run]}: its perplexity is {gain}, more than the noise of the"
+            " text."
+        )
     if close:
         near = " and ".join(names[row.run] for row in close)
         return f"{name} has the lowest perplexity, {value}, but its lead over {near} may be noise."
     return (
-        f"{name} is the best of {len(others) + 1} runs: its perplexity is {value}, and its lead is no noise."
+        f"{name} is the best of {len(others) + 1} runs: its perplexity is {value}, and its lead is more than"
+        " the noise of the text."
     )
 
 
@@ -80,7 +84,7 @@ def _against(row: ComparedRun, best: ComparedRun, names: Mapping[str, str], *, a
     tested = f"95% interval {_share(low)} to {_share(high)}, p = {shown('p', row.p.get(MAIN))}"
     if alone:
         return f"{names[best.run]} is {_share(estimate)} lower: {tested}."
-    may = "more than noise" if _significant(row) else "may be noise"
+    may = "more than the noise of the text" if _significant(row) else "may be noise"
     return (
         f"{names[best.run]} against {names[row.run]}: {number(MAIN, best.perplexity)} instead of"
         f" {number(MAIN, row.perplexity)}, {_share(estimate)} lower, {tested}: {may}."

@@ -2,7 +2,8 @@
 
 A test has the variance of a difference from two sources: the spread of the seeds of each pool, and the
 choice of the text by the bootstrap. It is Welch's t-test, with the text as a further part of the variance and
-of the degrees of freedom. Resampling two or three seeds instead would find far too small p-values.
+of the degrees of freedom. Resampling two or three seeds instead would find far too small p-values. Seeds that
+differ in how they fit a text count in both parts, so that intervals are rather too wide than too narrow.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,14 +70,19 @@ class Contrasts:
             [spread.variance / len(values) for spread, values in zip(spreads, scores, strict=True)]
         )
         self._resampled = np.array([_resampled(runs, counts) for runs in pools])
-        self._freedom = np.array([*(spread.freedom for spread in spreads), counts.shape[1] - 1])
+        self._borrows = np.array([len(values) == 1 for values in scores])  # one estimate, however many do
+        own_freedom = [spread.freedom for spread, runs in zip(spreads, pools, strict=True) if len(runs) > 1]
+        borrowed = single.freedom if single else 1
+        self._freedom = np.array([*own_freedom, borrowed, counts.shape[1] - 1])
 
     def test(self, weights: Sequence[float]) -> tuple[float, Interval]:
         """P-value of a sum with weights, one a pool, against 0, and its 95 % interval."""
         from scipy.special import stdtr, stdtrit  # Student's t; takes longer to load than the rest
 
         by_pool = np.array(weights, np.float64)
-        parts = np.array([*(by_pool**2 * self._variances), np.var(by_pool @ self._resampled)])
+        of_pools, borrows = by_pool**2 * self._variances, self._borrows
+        of_text = np.var(by_pool @ self._resampled)
+        parts = np.array([*of_pools[~borrows], of_pools[borrows].sum(), of_text])
         estimate, variance = float(by_pool @ self._means), float(parts.sum())
         if variance == 0:
             return float(estimate == 0), Interval(estimate, estimate, estimate)

@@ -82,6 +82,8 @@ class _Pool(NamedTuple):
 def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Floats) -> list[PooledRuns]:
     """Pools in the order of their first runs, with scores in nats; [] if no two runs belong together.
 
+    Runs of one config of which two have one seed are no pool, since they are not independent.
+
     Args:
         evaluations: one of each run.
         sums: those of each run.
@@ -93,10 +95,11 @@ def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: 
         first, second = experiments[one], experiments[other]
         return first is not None and second is not None and first.same_as(second)
 
-    groups = pairwise_groups(range(len(evaluations)), together)
-    if len(groups) == len(evaluations) or any(
-        len({evaluations[number].result["seed"] for number in group}) < len(group) for group in groups
-    ):
+    groups = list[list[int]]()
+    for group in pairwise_groups(range(len(evaluations)), together):
+        seeds = {evaluations[number].result["seed"] for number in group}
+        groups += [group] if len(seeds) == len(group) else [[number] for number in group]
+    if len(groups) == len(evaluations):
         return []
     pools = [_Pool([evaluations[n] for n in group], [sums[n] for n in group]) for group in groups]
     return [_described(pool, pools[0], counts) for pool in pools]

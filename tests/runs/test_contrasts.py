@@ -55,6 +55,16 @@ def test_a_single_run_takes_the_spread_within_other_pools() -> None:
     assert SeedSpread.within([single]) is None
 
 
+def test_two_single_runs_share_one_estimate_of_the_spread() -> None:
+    rng, trials, found = np.random.default_rng(7), 2000, 0
+    for _ in range(trials):
+        several = [pool(rng.normal(0, 0.05, 3)) for _ in range(2)]
+        one, other = pool(rng.normal(0, 0.05, 1)), pool(rng.normal(0, 0.05, 1))
+        p, _ = Contrasts([one, other], COUNTS[:2], SeedSpread.within(several)).test((1, -1))
+        found += p < 0.05
+    assert 0.04 * trials < found < 0.06 * trials
+
+
 def test_the_spread_is_that_within_groups() -> None:
     scores = ([3.0, 3.2, 3.7], [4.0, 4.1], [5.0])
     found = SeedSpread.within([pool(np.array(own)) for own in scores])

@@ -123,6 +123,16 @@ def test_finetuned_runs_of_unknown_origins_are_not_pooled(tmp_path: Path) -> Non
     assert len(pools_of(tuned)) == 1
 
 
+def test_a_repeated_seed_is_no_pool_and_spares_the_others(tmp_path: Path) -> None:
+    runs = [keep_run(tmp_path / f"a{seed}", [4.0 + seed] * UNITS, seed) for seed in (1, 2)]
+    others = [keep_run(tmp_path / name, [3.0] * UNITS, 1, lr=0.2) for name in ("b", "c")]
+    assert [pool.runs for pool in pools_of([*runs, *others])] == [
+        [*map(str, runs)],
+        *([str(one)] for one in others),
+    ]
+    assert pools_of(others) is None
+
+
 def test_both_kinds_of_evaluation_name_the_runs_of_an_ensemble() -> None:
     for kind in (StaticEvaluation, DialogEvaluation):
         assert "ensemble_with" in {field.name for field in fields(kind)}

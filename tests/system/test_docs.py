@@ -188,7 +188,7 @@ def test_every_p_value_of_the_pages_is_in_a_file_of_results(monkeypatch: pytest.
     files = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/comparisons*.json")]
     numbers = [number for file in files for entry in file["entries"] for number in entry["numbers"].values()]
     measured = [p for number in numbers for p in (number if isinstance(number, list) else [number])]
-    tests = [drawn[f"{file}, {kind}"] for file in tables.PAIRS for kind in ("tests", "pairs")]
+    tests = [drawn[f"{file}, {kind}"] for file in tables.PAIRS for kind in ("tests", "spreads", "pairs")]
     measured += [float(p) for test in tests for p in p_values(test)]
     cited = [p for page in PAGES for p in p_values(page.read_text("utf-8"))]
     assert len(cited) > 50

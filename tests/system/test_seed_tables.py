@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import t, ttest_ind
+from scipy.stats import bartlett, t, ttest_ind
 
 from lm.errors import ConfigError
 
@@ -54,19 +54,41 @@ def test_the_test_over_seeds_is_that_of_welch() -> None:
 def test_a_model_of_one_seed_takes_the_spread_of_the_others() -> None:
     from seed_tables import SeedTests
 
-    nats = {"softmax": [4.50, 4.52], "MoS": [4.45, 4.45], "MoC": [4.47]}
+    nats = {"softmax": [4.50, 4.52], "MoS": [4.44, 4.46], "MoC": [4.47]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
     *_, moc = SeedTests(entries).pairs([("MoC", "MoS")]).splitlines()
-    half = t.ppf(0.975, 2) * 0.01  # two degrees of freedom within the others, whose variance is 0.0001
-    assert moc == f"| MoC | 0 | MoS | 0, 1 | -0.020 ± {half:.3f}, p = .18 |"
+    variances = [0.0001, 0.0002]  # of the mean of two, and of one
+    freedom = sum(variances) ** 2 / (variances[0] ** 2 / 1 + variances[1] ** 2 / 2)
+    half = t.ppf(0.975, freedom) * sum(variances) ** 0.5
+    p = f"{2 * t.sf(0.02 / sum(variances) ** 0.5, freedom):.2g}".removeprefix("0")
+    assert moc == f"| MoC | 0 | MoS | 0, 1 | -0.020 ± {half:.3f}, p = {p} |"
     assert len(SeedTests([entry("MoC", 1, 4.4)]).leads(["MoC"]).splitlines()) == 2
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_model_of_one_seed_has_no_test_where_spreads_differ() -> None:
+    from seed_tables import SeedTests
+
+    nats = {"softmax": [4.40, 4.50, 4.60], "MoS": [4.449, 4.45, 4.451], "MoC": [4.47]}
+    entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
+    tests = SeedTests(entries)
+    assert [row.split(" | ")[0] for row in tests.leads(["softmax"]).splitlines()[2:]] == [
+        "| softmax",
+        "| MoS",
+    ]
+    assert len(tests.pairs([("MoC", "MoS")]).splitlines()) == 2
+    p = bartlett(nats["softmax"], nats["MoS"]).pvalue
+    assert p < 0.05
+    *_, softmax, mos, alike = tests.spreads().splitlines()
+    assert (softmax, mos) == ("| softmax | 0, 1, 2 | 0.1000 |", "| MoS | 0, 1, 2 | 0.0010 |")
+    assert alike == f"| alike in all these |  | p = {p:.2g} |".replace("= 0", "= ")
 
 
 @pytest.mark.usefixtures("scripts")
 def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
     from seed_tables import SeedTests
 
-    nats = {"softmax": [4.49, 4.50, 4.51], "MoC": [4.44, 4.43, 4.45], "MoS": [4.40, 4.40, 4.40]}
+    nats = {"softmax": [4.49, 4.50, 4.51], "MoC": [4.44, 4.43, 4.45], "MoS": [4.399, 4.40, 4.401]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
     header, _, moc = SeedTests([*entries, entry("DOC", 1, 4.3)]).shares("softmax", "MoS").splitlines()
     assert header == "| head | share of the lead of MoS over softmax |"
@@ -118,8 +140,9 @@ def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_a_lead_is_over_the_seeds_that_both_have() -> None:
+def test_a_lead_is_that_of_means_over_seeds() -> None:
     from page_tables import lead
 
-    assert lead({1: 90.0, 2: 10.0}, {1: 100.0}) == "10.0 %"
-    assert lead({2: 90.0}, {1: 100.0}) == "not run"
+    assert lead({1: 90.0}, {1: 100.0}) == "10.0 %"
+    assert lead({2: 90.0}, {1: 80.0, 3: 125.0}) == "10.0 %"
+    assert lead(None, {1: 100.0}) == "not run"
