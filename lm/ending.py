@@ -178,7 +178,7 @@ def shortage(error: BaseException) -> OutOfMemory | None:
     cause: BaseException | None = error
     while cause is not None:
         kind, text = type(cause).__name__, str(cause).lower()
-        foreign = kind in ("RuntimeError", "ImportError", "OutOfMemoryError", "PanicException")
+        foreign = isinstance(cause, RuntimeError | ImportError) or kind == "PanicException"
         if (
             isinstance(cause, MemoryError)
             or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)

@@ -15,6 +15,7 @@ _FORMATS = {
     r"nll|nats|kl": "{:,.4f}",
 }
 _KINDS = [(re.compile(rf"\b(?:{words})\b"), form) for words, form in _FORMATS.items()]
+_LEAST_P = 0.0001  # smaller p-values are shown as below it
 _LARGE = 1000  # from here on, no decimals
 _HUGE = 1e12  # from here on, three digits and an exponent
 
@@ -29,6 +30,8 @@ def number(name: str, value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     words = re.sub(r"[_\-]", " ", name.lower())
+    if words == "p" and 0 < value < _LEAST_P:
+        return f"<{_LEAST_P:g}"
     form = next((form for kind, form in _KINDS if kind.search(words)), None)
     if abs(value) >= _HUGE:
         return f"{value:.3g}"

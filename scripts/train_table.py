@@ -35,7 +35,7 @@ from lm.config.tomlfile import read_toml
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
-from lm.processors import usable_processors
+from lm.machine import usable_processors
 from lm.runs.evaluations import evaluation_names, load_evaluation
 from lm.stop import StopFlag
 

@@ -171,7 +171,7 @@ def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Pre
     with suppress(OSError, ValueError):  # too long for a name, or not a name
         if preset := preset_of_path(parent, family):
             return preset
-        if parent.exists():
+        if parent.is_file():
             return parent
     if name in (known := presets_and_bases(family)):
         return known[name]

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, get_args
 from lm.disk.filelock import FileLock, held
 from lm.disk.storage import readable, write_atomic
 from lm.errors import HighrankError, visible
-from lm.processors import usable_processors
+from lm.machine import memory_limit, usable_processors
 
 State = Literal["ok", "warning", "problem"]
 _ROOM = 1 << 30  # bytes of disk space and memory that small models need
@@ -125,9 +125,13 @@ def _quota() -> float | None:
 
 
 def _memory() -> Iterator[Diagnosis]:
-    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
-    free, total = (1024 * int(fields[name]) for name in ("MemAvailable", "MemTotal"))
-    says = f"{readable(free, up=False)} free of {readable(total, up=False)}"
+    limit = memory_limit()
+    try:
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M))
+        free = min(limit, 1024 * int(fields["MemAvailable"]))
+        says = f"{readable(free, up=False)} free of {readable(limit, up=False)}"
+    except (OSError, KeyError):  # another system than Linux
+        free, says = limit, readable(limit, up=False)
     if free < _ROOM:
         yield Diagnosis("memory", "warning", says, "close other programs, or train a smaller model")
     else:

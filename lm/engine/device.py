@@ -7,7 +7,7 @@ import torch
 
 from lm.engine.config import TrainConfig
 from lm.errors import ConfigError
-from lm.processors import usable_processors
+from lm.machine import usable_processors
 
 
 def configure_device(train: TrainConfig) -> torch.device:

@@ -1,8 +1,5 @@
 """Memory estimates of a training, and the check against the memory of the machine."""
 
-import os
-from pathlib import Path
-
 import torch
 from torch import nn
 
@@ -11,9 +8,9 @@ from lm.engine.config import OptimConfig
 from lm.engine.optim import commit_bytes, optimizer_numbers, trained_bytes
 from lm.errors import ConfigError
 from lm.heads.head import Head
+from lm.machine import memory_limit
 
 FLOAT = 4  # bytes
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def training_memory(
@@ -66,14 +63,3 @@ def require_memory(needed: int, device: torch.device, remedy: str) -> None:
             f"training needs about {readable(needed)} of memory, but only "
             f"{readable(total, up=False)} are available; {remedy}"
         )
-
-
-def memory_limit() -> int:
-    """Memory limit of this process in bytes: the machine's, or its control group's if less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in map(Path, _LIMITS):
-        try:
-            total = min(total, int(path.read_text()))
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-    return total

@@ -94,7 +94,6 @@ def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Ar
         if not isinstance(size, int) or not 0 < size <= limit:
             raise StorageError(f"{path}: {name} = {size!r}: must be a number from 1 to {limit:,}")
     words, embedding_size, hidden_size = _widths(path, content)
-    positions = getattr(kind, "max_position_embeddings", None)
     start, forced = _first_tokens(path, values, kind, words) if kind.is_encoder_decoder else (None, None)
     return Architecture(
         path=path,
@@ -104,10 +103,21 @@ def architecture_of(values: Mapping[str, Any], content: bytes, path: Path) -> Ar
         embedding_size=embedding_size,
         hidden_size=hidden_size,
         layers=getattr(kind, layers),
-        positions=positions if isinstance(positions, int) else 0,
+        positions=_positions(kind),
         start=start,
         forced=forced,
     )
+
+
+def _positions(kind: Any) -> int:
+    """Largest number of tokens that a model reads alike from any position; 0 for no bound.
+
+    LongRoPE turns all keys by other frequencies from its original length on, so that cached ones do not fit.
+    """
+    rope = getattr(kind, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    found = (getattr(kind, "max_position_embeddings", None), original)
+    return min((number for number in found if isinstance(number, int)), default=0)
 
 
 def _first_tokens(path: Path, values: Any, config: Any, words: int) -> tuple[int, int | None]:

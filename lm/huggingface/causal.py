@@ -81,6 +81,7 @@ class HighrankForCausalLM(nn.Module):
         log-probabilities (B, T, V) as logits.
         """
         hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
+        hidden = hidden.to(self.head.weight.dtype)  # transformers opens a model in the precision of its file
         if labels is None:
             return CausalLMOutput(logits=self.head.log_probs(hidden))
         targets = labels[:, 1:]

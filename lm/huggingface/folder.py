@@ -114,15 +114,9 @@ def _files(
     if model.generation_config is not None:
         yield "generation_config.json", _json(model.generation_config.to_json_string())
     yield "tokenizer.json", _json(tokenizer.backend_tokenizer.to_str())
-    named = (
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "pad_token",
-        "padding_side",
-        "clean_up_tokenization_spaces",
-    )
-    settings = {name: getattr(tokenizer, name) for name in named}
+    marks = ("bos_token", "eos_token", "unk_token", "pad_token")  # None, too
+    named = (*marks, "padding_side", "clean_up_tokenization_spaces")
+    settings = dict(tokenizer.special_tokens_map) | {name: getattr(tokenizer, name) for name in named}
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template
     yield (

@@ -15,9 +15,10 @@ from lm.text.pretrained_tokenizer import PretrainedTokenizer, library_tokenizer,
 def read_tokenizer(folder: Path, *, dialog: bool = False, chat: bool = False) -> PretrainedTokenizer:
     """The tokenizer of a folder, with as many ids as its model has.
 
-    A text begins with the tokenizer's ``bos_token`` or else its ``eos_token``. A line ends in the piece of a
-    line end or else the ``eos_token``. An utterance of a ``dialog`` ends in the ``eos_token``. With ``chat``,
-    the chat template of the folder is kept, if it has one and the model is no encoder-decoder.
+    A text begins with the tokenizer's ``bos_token`` or else its ``eos_token``. Those that
+    ``tokenizer_config.json`` does not name are those of the model's ``config.json``. A line ends in the piece
+    of a line end or else the ``eos_token``. An utterance of a ``dialog`` ends in the ``eos_token``. With
+    ``chat``, the chat template of the folder is kept, if it has one and the model is no encoder-decoder.
 
     Raises:
         ConfigError: the library ``tokenizers`` is not installed.
@@ -41,7 +42,10 @@ def read_tokenizer(folder: Path, *, dialog: bool = False, chat: bool = False) ->
         size = _model_size(config) or max(ids) + 1
         if max(ids) >= size:
             raise ValueError(f"its ids go up to {max(ids):,}, but the model of {MODEL_CONFIG} has {size:,}")
-        marks = [_mark(tokenizer, settings.get(name)) for name in ("bos_token", "eos_token")]
+        marks = [
+            _mark(tokenizer, settings[name]) if name in settings else _own_id(config.get(f"{name}_id"), size)
+            for name in ("bos_token", "eos_token")
+        ]
         ends = (
             [*reversed(marks), _line_end(tokenizer)] if dialog else [_line_end(tokenizer), *reversed(marks)]
         )
@@ -81,6 +85,12 @@ def _mark(tokenizer: Any, value: object) -> int | None:
     content = value.get("content") if isinstance(value, dict) else value
     index: int | None = tokenizer.token_to_id(content) if isinstance(content, str) else None
     return index
+
+
+def _own_id(value: object, size: int) -> int | None:
+    """A special id of a model's config, the first of several; None if it is not one of ``size``."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if type(first) is int and 0 <= first < size else None
 
 
 def _line_end(tokenizer: Any) -> int | None:

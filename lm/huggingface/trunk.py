@@ -46,9 +46,10 @@ class PretrainedTrunk(Trunk[CacheState]):
         super().__init__()
         config = architecture.config
         self.size, self.span, self._lower, self._recompute = architecture.hidden_size, span, lower, recompute
-        self.lower_sizes, self._words = (self.size,) * architecture.layers, architecture.embedding_size
+        inside = getattr(config, "hidden_size", self.size)  # of the layers, whose output a model may project
+        self.lower_sizes, self._words = (inside,) * architecture.layers, architecture.embedding_size
         self._key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._head_size = getattr(config, "head_dim", None) or self.size // config.num_attention_heads
+        self._head_size = getattr(config, "head_dim", None) or inside // config.num_attention_heads
         self.network: Any = nn.Identity()
         self.adopt(architecture.network())
 
@@ -138,7 +139,7 @@ class PretrainedTrunk(Trunk[CacheState]):
             output_hidden_states=self._lower > 0,
         )
         lower = read.hidden_states[-2 : -2 - self._lower : -1] if self._lower else ()
-        found = (read.last_hidden_state, *(F.rms_norm(states, (self.size,)) for states in lower))
+        found = (read.last_hidden_state, *(F.rms_norm(states, states.shape[-1:]) for states in lower))
         return tuple(one.transpose(0, 1) for one in found), state.after(cache.known(), steps, None)
 
     def dropout_rates(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lm.ending import again
 from lm.errors import ConfigError, Interrupted, WorkerError
 from lm.launched import started_by_torchrun
-from lm.processors import usable_processors
+from lm.machine import usable_processors
 from lm.stop import SIGNALS
 
 SHUTDOWN_SECONDS = 600  # from a signal to the end of the last process, which may have to save

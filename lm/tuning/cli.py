@@ -13,7 +13,7 @@ from lm.console.app import show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
-from lm.processors import usable_processors
+from lm.machine import usable_processors
 from lm.runs.outputs import is_picture, require_apart
 from lm.tuning.space import load_space, space_of
 

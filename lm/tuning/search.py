@@ -25,6 +25,7 @@ from lm.config.settings import COMMAND_LINE
 from lm.config.write import toml_text
 from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json
+from lm.ending import shortage
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter
 from lm.engine.limits import require_end
@@ -91,8 +92,8 @@ class Search(Generic[C]):
 
         After ``minutes``, if not 0, no trial begins. ``report`` returns the reporter of a trial's training,
         and ``notes`` gets lines about the search. Raises Interrupted after the trial's run is saved. The next
-        process on the search resumes the trial. A trial that diverges, or whose values are inconsistent, is
-        recorded as failed. DataError and StorageError end the search.
+        process on the search resumes the trial. A trial that diverges, takes too much memory, or whose values
+        are inconsistent, is recorded as failed. DataError and StorageError end the search.
         """
         end = time.monotonic() + 60 * minutes if minutes else float("inf")
         while True:
@@ -118,8 +119,11 @@ class Search(Generic[C]):
         try:
             resolved = with_settings(base, settings, type(base.config))
             result = train(resolved, folder, report(folder), trial.verdict)
-        except (ConfigError, DivergenceError) as error:
-            outcome = Outcome("failed", str(error))
+        except Exception as error:  # those of the trial's own values end the trial, not the search
+            short = shortage(error)
+            if short is None and not isinstance(error, ConfigError | DivergenceError):
+                raise
+            outcome = Outcome("failed", str(short or error))
         else:
             outcome = _outcome(result, pruned=trial.pruned)
         nll = f", {outcome.nll:.4f} nats a token at update {outcome.step}" if outcome.step >= 0 else ""

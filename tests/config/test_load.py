@@ -164,6 +164,11 @@ def test_foreign_saved_configs(tmp_path: Path, content: bytes) -> None:
         read_config(tmp_path / "config.json", DialogConfig)
 
 
+def test_a_file_extends_a_preset_beside_a_folder_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "smalltalk_mos").mkdir()  # such as a run
+    assert load(write(tmp_path, 'extends = "smalltalk_mos"\n')).head.kind == "mos"
+
+
 def test_a_file_extends_a_preset_by_its_name(tmp_path: Path) -> None:
     source = write(tmp_path, 'extends = "smalltalk_mos"\n[head]\ncomponents = 7\n')
     assert load(source).head.components == 7

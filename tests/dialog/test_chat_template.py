@@ -287,6 +287,18 @@ def test_the_fixed_date_is_that_of_strftime() -> None:
     assert {name: datetime(2024, 7, 26, 12).strftime(f"%{name}") for name in values} == values
 
 
+def test_marks_that_the_tokenizer_does_not_name_are_those_of_the_model(tmp_path: Path) -> None:
+    folder_with(tmp_path, CHATML)
+    named = read_tokenizer(tmp_path, dialog=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1024}))
+    marks = {name: settings[name] for name in ("bos_token", "eos_token") if settings.get(name)}
+    ids = {f"{name}_id": [named.library.token_to_id(mark), 0] for name, mark in marks.items()}
+    edit(tmp_path / "config.json", **ids)
+    assert ids
+    assert json.loads(read_tokenizer(tmp_path, dialog=True).model) == json.loads(named.model)
+
+
 def test_without_the_template_utterances_stand_between_marks(tmp_path: Path) -> None:
     folder_with(tmp_path, CHATML)
     (tmp_path / "chat_template.jinja").unlink()

@@ -68,6 +68,15 @@ def test_perplexity_before_the_first_update_is_the_models(tmp_path: Path, config
             assert torch.allclose(ours(ids).logits, logits, atol=1e-3)
 
 
+def test_a_model_of_half_precision_is_read(tmp_path: Path) -> None:
+    saved(tmp_path, CONFIGS[1]).bfloat16().save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    assert opened.dtype == torch.bfloat16
+    model, ids = HighrankForCausalLM(opened, HeadConfig(kind="softmax")), torch.randint(0, WORDS, (2, 9))
+    model(ids, labels=ids).loss.backward()
+    assert model(ids).logits.dtype == torch.float32
+
+
 def test_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
     ids = torch.randint(0, WORDS, (2, 9))
     gradients = []
@@ -116,7 +125,9 @@ def test_the_example_of_the_page_trains(in_tmp: Path, capfd: pytest.CaptureFixtu
     codec, folder = tiny_codec(), in_tmp / "path" / "to" / "gpt2"
     words = len(codec.vocabulary)
     saved(folder, GPT2Config(vocab_size=words, n_embd=SIZE, n_layer=1, n_head=2, n_positions=32))
-    fast_tokenizer(codec).save_pretrained(folder)
+    tokenizer = fast_tokenizer(codec)
+    tokenizer.pad_token = None  # as GPT-2 has none
+    tokenizer.save_pretrained(folder)
     (in_tmp / "path" / "to" / "train.txt").write_text(text_of(40, seed=2))
     names: dict[str, Any] = {}
     exec(compile(code, PAGE, "exec"), names)

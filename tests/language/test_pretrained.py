@@ -14,7 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, GPT2Config, OPTConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+)
 
 from lm.cli import main
 from lm.config.load import load_config
@@ -247,6 +254,31 @@ def test_text_files_are_read_with_the_tokenizer(
     ]
     assert ending(main, "train", "run.toml", "--run", "run", *options)[0] == 0
     assert Codec.load(Path("run")).fingerprint == Codec.load(Path("data")).fingerprint
+
+
+def test_layers_may_be_wider_than_what_the_network_returns(tmp_path: Path) -> None:
+    config = OPTConfig(
+        hidden_size=16, ffn_dim=16, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=8,
+        max_position_embeddings=32, **MARKS,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    trunk = PretrainedTrunk(read_architecture(tmp_path), 16, lower=1).eval()
+    words = torch.randn(6, 2, 8)
+    whole = trunk(words, trunk.initial_state(2))
+    begun = trunk(words[:2], trunk.initial_state(2))
+    torch.testing.assert_close(trunk(words[2:], begun.state).outputs, whole.outputs[2:])
+    assert [layer.shape[-1] for layer in whole.lower] == [trunk.lower_sizes[0]]
+
+
+def test_a_trunk_with_longrope_reads_no_further_than_its_original_length(tmp_path: Path) -> None:
+    scaling = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **scaling},
+        **MARKS,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert read_architecture(tmp_path).positions == 16
 
 
 @pytest.mark.parametrize(

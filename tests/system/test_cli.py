@@ -33,6 +33,10 @@ class PanicException(BaseException):
     """What a library in Rust raises: no Exception, and of no class that can be imported."""
 
 
+class OwnError(RuntimeError):
+    """What torch raises for a device: a class of its own."""
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -49,6 +53,7 @@ class PanicException(BaseException):
         (OSError(errno.EAGAIN, "Resource temporarily unavailable"), 4, "Resource temporarily unavailable\n"),
         (MemoryError(), 6, f"{OutOfMemory()}\n"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 6, f"{OutOfMemory()}\n"),
+        (OwnError("CUDA error: out of memory"), 6, f"{OutOfMemory()}\n"),
         (RuntimeError("std::bad_alloc"), 6, f"{OutOfMemory()}\n"),
         (ImportError("x.so: failed to map segment from shared object"), 6, f"{OutOfMemory()}\n"),
         (OSError(errno.ENOMEM, "Cannot allocate memory", "x"), 6, f"{OutOfMemory()}\n"),

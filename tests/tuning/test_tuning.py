@@ -18,7 +18,8 @@ pytest.importorskip("optuna")
 from dialog.config import DialogConfig
 from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
-from lm.errors import ConfigError, DataError, Interrupted, StorageError
+from lm.engine.events import no_report
+from lm.errors import ConfigError, DataError, Interrupted, OutOfMemory, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
@@ -166,6 +167,19 @@ def test_a_trial_that_diverges_is_recorded_and_the_search_goes_on(
     assert all("diverged" in row["reason"] for row in rows if row["state"] == "failed")
     assert best_of(rows)
     assert len([line for line in notes if " failed: " in line]) == sum(bad)
+
+
+def test_a_trial_that_takes_too_much_memory_ends_alone(folder: Path) -> None:
+    def greedy(resolved: Any, run: Path, report: Any, verdict: Any) -> Any:
+        if run.name == "0":
+            raise RuntimeError("std::bad_alloc")
+        return train(resolved, run, report, verdict)
+
+    begun = Search(folder / "out", plan(folder))
+    begun.run(2, greedy, lambda run: no_report, no_report)
+    first, second = begun.trials.rows()
+    assert (first["state"], second["state"]) == ("failed", "finished")
+    assert first["reason"] == str(OutOfMemory())
 
 
 def test_values_that_do_not_go_together_are_a_failed_trial(folder: Path) -> None:
