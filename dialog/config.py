@@ -81,6 +81,13 @@ class DataConfig(Section):
 class EncoderConfig(Section):
     """Encoder of the context: of one long sequence (flat, transformer), or of utterances, then the dialog."""
 
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "kind": {
+            "cell": Owner("a recurrent encoder", ("flat", "hierarchical")),
+            "utterance_size": Owner("--set encoder.kind=hierarchical", ("hierarchical",)),
+        }
+    }
+
     kind: Literal["flat", "hierarchical", "transformer"] = Field(
         "hierarchical",
         description="kind of encoder: flat or hierarchical, which are recurrent, or transformer",
@@ -106,6 +113,9 @@ class DecoderConfig(Section):
         "kind": dict.fromkeys(
             ("attention", "feed_context", "layer_sum"), Owner("recurrent decoders", ("recurrent",))
         )
+    }
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "kind": {"cell": Owner("--set decoder.kind=recurrent", ("recurrent",))}
     }
 
     kind: Literal["recurrent", "transformer"] = Field(

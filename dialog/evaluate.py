@@ -45,7 +45,7 @@ from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.lines import InputLog, read_lines
 from lm.text.tokenizers import Tokenizer, WordPunct
-from lm.text.vocabulary import UNK, Codec, require_known
+from lm.text.vocabulary import UNK, Codec, require_known, tokens_of
 
 ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
 _LONGEST = 40  # characters of an option in the name of an evaluation
@@ -125,6 +125,7 @@ def evaluate(
         test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
         group.require_equal({"checkpoint": weights, "data": test.fingerprint()})
         tokenizer = bleu_tokenizer(model.codec.tokenizer)
+        own = tokenizer is model.codec.tokenizer
         data_facts = _describe_data(test, _unknown_share(model, test))
         scores = model.nll(test.dialogs)[: len(test.examples)]
         likelihood = perplexities(
@@ -143,7 +144,7 @@ def evaluate(
             report=report,
             warnings=[
                 *_unanswered(answers),
-                *warnings(report.scores.diversity, human, likelihood.contexts),
+                *warnings(report.scores.diversity, human, likelihood.contexts, search, by_words=own),
             ],
             name=setting_name(test.name, checkpoint, search, usual, others),
         )
@@ -170,7 +171,7 @@ def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: Evalu
     tokenizer = bleu_tokenizer(codec.tokenizer)
     return Responses(
         [[bleu_tokens(codec, h.tokens) for h in found] or [[]] for found in answers],
-        [[tokenizer.split(text) for text in group] for group in test.texts()],
+        [[tokens_of(tokenizer, text) for text in group] for group in test.texts()],
     )
 
 
@@ -181,7 +182,7 @@ def _unanswered(answers: Sequence[Sequence[Hypothesis]]) -> list[str]:
         return []
     return [
         f"{missing} of {len(answers)} contexts count as answered by nothing, as no response keeps to the "
-        "rules: relax decode.min_length, decode.no_repeat_ngram, decode.require or decode.forbid"
+        "rules: relax decode.min_length, no_repeat_ngram, block_context_ngram, require or forbid"
     ]
 
 
@@ -316,7 +317,7 @@ def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
 def _unknown_share(model: TrainedModel, test: EvaluationData) -> float:
     """Share of response tokens outside the run's vocabulary. DataError if most are."""
     codec = model.codec
-    words = [token for example in test.examples for token in codec.tokenizer.split(example.response.text)]
+    words = [word for example in test.examples for word in tokens_of(codec.tokenizer, example.response.text)]
     unknown = sum(word == UNK or word not in codec.vocabulary for word in words)
     share = unknown / len(words) if words else 0.0
     require_known(share, test.source)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -106,7 +107,9 @@ class TrainedModel:
             return first
         models = []
         for member, name in zip(members, names, strict=True):
-            models += list(_members(member.model))
+            own = list(_members(member.model))
+            # a copy, as a server also answers by the model itself
+            models += own if member.device == first.device else [deepcopy(m).to(first.device) for m in own]
             if member.codec.fingerprint != first.codec.fingerprint:
                 raise ConfigError(
                     f"{name}: has another vocabulary than {names[0]}; an ensemble needs runs of one training"

@@ -45,7 +45,6 @@ class Exchange:
     """
 
     said: Utterance
-    example: Example
     hypotheses: tuple[Hypothesis, ...]
     texts: tuple[str, ...]
     asked: DecodeConfig | None
@@ -97,16 +96,16 @@ class Conversation:
         takes its next hypothesis. After a change of settings, the reply is their best hypothesis that was not
         yet a reply. None if beam search has none.
         """
-        last = self.exchanges[-1]
+        last, heard = self.exchanges[-1], self.last_example
         refused = last.refused | {last.reply.text}
         known = (last.asked, last.source) == (self.decode, self.source)
         sampling, drawn = self.decode.method == "sample", last.decode if known else None
         if sampling and drawn:
-            found = self._respond(last.said, last.example, _with_next_seed(drawn))
+            found = self._respond(last.said, heard, _with_next_seed(drawn))
         else:
-            found = last if known and not sampling else self._respond(last.said, last.example, self.decode)
+            found = last if known and not sampling else self._respond(last.said, heard, self.decode)
         if sampling and not drawn and refused.issuperset(found.texts):  # the change of settings had no effect
-            found = self._respond(last.said, last.example, _with_next_seed(self.decode))
+            found = self._respond(last.said, heard, _with_next_seed(self.decode))
         left = [place for place, text in enumerate(found.texts) if text not in refused]
         if not left and self.decode.method == "beam":
             return None
@@ -117,12 +116,21 @@ class Conversation:
         with CTRL_C.ends_reply():
             (found,) = self.model.respond([example], decode)
         texts = tuple(spoken(self.model.codec, hypothesis.tokens) for hypothesis in found)
-        return Exchange(said, example, tuple(found), texts, self.decode, decode, self.source)
+        return Exchange(said, tuple(found), texts, self.decode, decode, self.source)
 
     def next_example(self, said: Utterance) -> Example:
         """The example whose response comes after ``said``."""
+        return self._example(self.exchanges, said)
+
+    @property
+    def last_example(self) -> Example:
+        """The example of the last reply, with as much context as this model reads."""
+        *before, last = self.exchanges
+        return self._example(before, last.said)
+
+    def _example(self, exchanges: Sequence[Exchange], said: Utterance) -> Example:
         context = self.model.config.data.context
-        before = [u for exchange in self.exchanges[-context:] for u in (exchange.said, exchange.reply)]
+        before = [u for exchange in exchanges[-context:] for u in (exchange.said, exchange.reply)]
         return next_example((*before, said), MODEL, context)
 
     def save(self, path: Path) -> int:
@@ -139,7 +147,7 @@ class Conversation:
             chosen = texts.index(turn.reply) if texts else 0
             asked = turn.decode and turn.decode.model_copy(update={"seed": self.decode.seed})
             how = (asked, turn.decode, turn.model, chosen, frozenset(texts[:chosen]))
-            self.exchanges.append(Exchange(said, self.next_example(said), found, texts, *how))
+            self.exchanges.append(Exchange(said, found, texts, *how))
 
     def probabilities(self, top: int) -> list[StepProbabilities] | None:
         """The ``top`` most probable tokens at every step of the last reply. None if there is no reply."""
@@ -148,7 +156,7 @@ class Conversation:
         last = self.exchanges[-1]
         best = last.hypotheses[last.chosen]
         tokens = best.tokens or self.model.codec.encode(last.reply.text)
-        steps = self.model.token_probabilities(last.example, tokens, top)
+        steps = self.model.token_probabilities(self.last_example, tokens, top)
         return steps if best.finished else steps[:-1]
 
 

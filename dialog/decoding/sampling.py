@@ -40,8 +40,9 @@ def sample(
     ``head.log_probs(hidden, component_temperature=config.temperature)``.
 
     ``log_prob`` is under the distribution of the step function, before mixture temperature, top-k, top-p and
-    rules. A sample that reaches ``max_length``, or has no possible next token, is unfinished. In the
-    latter case it may be shorter than ``max_length``.
+    rules. A sample that reaches ``max_length``, or has no possible next token, is unfinished. In the latter
+    case it may be shorter than ``max_length``, and is dropped if it is shorter than ``min_length`` or lacks a
+    required phrase. A source may so have fewer samples, or none.
     """
     if not sources:
         return []
@@ -76,16 +77,21 @@ def sample(
             break
         going, state = going[on], state.select(possible[on])
         log_probs, state = step(last[on], state)
-    return _sorted(tokens, lengths, totals, finished, config)
+    kept = finished | (lengths >= config.min_length)
+    if rules.required:
+        kept &= finished | rules.required.complete(tokens)
+    return _sorted(tokens, lengths, totals, finished, kept, config)
 
 
 def _sorted(
-    tokens: Tensor, lengths: Tensor, totals: Tensor, finished: Tensor, config: DecodeConfig
+    tokens: Tensor, lengths: Tensor, totals: Tensor, finished: Tensor, kept: Tensor, config: DecodeConfig
 ) -> list[list[Hypothesis]]:
-    found = []
-    rows = zip(tokens.tolist(), lengths.tolist(), totals.tolist(), finished.tolist(), strict=True)
-    for row, length, total, ended in rows:
-        score = total / max(length + ended, 1) ** config.length_penalty
-        found.append(Hypothesis(tuple(row[:length]), total, score, ended))
-    groups = (found[start : start + config.nbest] for start in range(0, len(found), config.nbest))
+    """The samples that are ``kept`` by source, the best first."""
+    groups: list[list[Hypothesis]] = [[] for _ in range(len(tokens) // config.nbest)]
+    rows = zip(*(part.tolist() for part in (tokens, lengths, totals, finished, kept)), strict=True)
+    for number, (row, length, total, ended, fit) in enumerate(rows):
+        if fit:
+            score = total / max(length + ended, 1) ** config.length_penalty
+            found = Hypothesis(tuple(row[:length]), total, score, ended)
+            groups[number // config.nbest].append(found)
     return [sorted(group, key=lambda hypothesis: hypothesis.order) for group in groups]

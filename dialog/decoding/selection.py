@@ -47,4 +47,8 @@ def similarity_of(metric: str) -> Similarity:
     from sacrebleu.metrics.chrf import CHRF
 
     judge = BLEU(effective_order=True) if metric == "bleu" else CHRF()
-    return lambda text, other: float(judge.sentence_score(text, [other]).score)
+
+    def similarity(text: str, other: str) -> float:
+        return 100.0 if text == other else float(judge.sentence_score(text, [other]).score)
+
+    return similarity

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dialog.decoding.config import DecodeConfig
 from dialog.metrics.bleu import Tokens
 from lm.errors import visible
 
@@ -60,25 +61,31 @@ def _distinct(hypotheses: Sequence[Sequence[Tokens]], order: int) -> tuple[float
     return intra / len(hypotheses), inter / len(hypotheses)
 
 
-def warnings(found: Diversity, human: Diversity, contexts: int) -> list[str]:
+def warnings(
+    found: Diversity, human: Diversity, contexts: int, decode: DecodeConfig, *, by_words: bool
+) -> list[str]:
     """Warnings about looping or uniform responses of an evaluation, one line each, with the remedy.
 
     The share of loops is compared with that of the true responses of ``human``, which also contain some.
+    ``by_words``: the tokens of the model are words, of which ``decode`` may forbid repeated trigrams.
     """
     if contexts < FEW:
         return []
+    samples = decode.method == "sample"
+    draw = "a higher --set decode.temperature" if samples else "--set decode.method=sample"
+    forbid = by_words and not 0 < decode.no_repeat_ngram <= 3
     lines = []
     if found.looping_share >= LOOPING and found.looping_share > 2 * human.looping_share:
         lines.append(
             f"{found.looping_share:.0%} of the responses repeat themselves in a loop (true responses: "
             f"{human.looping_share:.0%}; intra-distinct-1 {found.intra_distinct_1:.2f}): "
-            "try --set decode.no_repeat_ngram=3"
+            f"try {'--set decode.no_repeat_ngram=3' if forbid else draw}"
         )
     if found.most_common_share > SAME_SHARE:
         answer = visible(" ".join(found.most_common_answer)[:60])
         lines.append(
             f"{found.most_common_share:.0%} of the contexts have the same answer, '{answer}': "
-            "train longer, or try --set decode.method=sample"
+            f"train longer, or try {draw}"
         )
     return lines
 

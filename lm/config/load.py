@@ -167,13 +167,13 @@ def require_family(path: Path, saved: object, family: str) -> None:
 def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Preset:
     """The parent config of a file: a path relative to it, or else a preset or base by its name."""
     name, family = str(extends.value), family_of(schema)
-    parent = path.parent / name
+    parent, known = path.parent / name, presets_and_bases(family)
     with suppress(OSError, ValueError):  # too long for a name, or not a name
         if preset := preset_of_path(parent, family):
             return preset
-        if parent.is_file():
+        if parent.is_file() or (parent.exists() and name not in known):
             return parent
-    if name in (known := presets_and_bases(family)):
+    if name in known:
         return known[name]
     there = "" if str(parent) == name else f" {shortened(str(parent))}"
     hint = did_you_mean(name, known) or f"; `{family} presets` lists the presets"

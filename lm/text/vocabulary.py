@@ -195,8 +195,7 @@ class Codec:
         if text == DIALOG:
             return self.vocabulary.ids([DIALOG])
         unknown = self.vocabulary.ids([UNK])[0]
-        read = text if isinstance(self.tokenizer, PretrainedTokenizer) else text.replace(UNK, _UNKNOWN)
-        return [self._words.get(token, unknown) for token in self.tokenizer.split(read)]
+        return [self._words.get(token, unknown) for token in tokens_of(self.tokenizer, text)]
 
     def line_ids(self, tokens: Sequence[str], place: str = "") -> list[int]:
         """Ids of a tokenized line, with ``<eos>``. Raises DataError as :meth:`encode` does."""
@@ -304,6 +303,13 @@ def require_known(unknown: float, source: object) -> None:
         )
 
 
+def tokens_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Tokens of a text in which ``<unk>`` is an unknown word, as in corpora that have replaced rare words."""
+    if UNK not in text or isinstance(tokenizer, PretrainedTokenizer):
+        return tokenizer.split(text)
+    return [UNK if _UNKNOWN in token else token for token in tokenizer.split(text.replace(UNK, _UNKNOWN))]
+
+
 def build_codec(
     kind: TokenizerKind,
     texts: Iterable[str],
@@ -329,9 +335,9 @@ def build_codec(
         tokenizer = PLAIN[kind](lowercase)
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(tokenizer.split(text))
-    for special in SPECIALS:
-        counts[UNK] += counts.pop(special, 0)  # in a text these are unknown words, as in encode()
+        counts.update(tokens_of(tokenizer, text))
+    # in a text these are unknown words, as in encode()
+    counts[UNK] = sum(counts.pop(special, 0) for special in SPECIALS)
     if counts.total() == 0:
         raise DataError("the training texts contain no token; check data.train")
     if isinstance(tokenizer, SentencePiece):

@@ -222,6 +222,20 @@ def test_a_setting_that_nothing_reads_is_refused_where_it_is_given(settings: lis
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("preset", "setting"),
+    [
+        ("switchboard_small_transformer_mos", "encoder.cell=mogrifier"),
+        ("switchboard_small_transformer_mos", "decoder.cell=mogrifier"),
+        ("switchboard_softmax", "encoder.utterance_size=99"),
+    ],
+)
+def test_a_part_that_an_encoder_or_decoder_lacks_is_refused(preset: str, setting: str) -> None:
+    config = load_config(preset, DialogConfig, family="dialog", overrides=[setting]).config
+    with pytest.raises(ConfigError, match=r"has no effect with (en|de)coder\.kind = "):
+        require_effect(config, [setting])
+
+
 @pytest.mark.parametrize("schema", [LmConfig, DialogConfig])
 def test_owners_and_readers_are_keys_of_their_section(schema: type[Section]) -> None:
     sections = [field.annotation for field in schema.model_fields.values()]

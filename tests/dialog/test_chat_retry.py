@@ -81,7 +81,6 @@ def test_a_stopped_retry_leaves_the_reply(monkeypatch: pytest.MonkeyPatch) -> No
         raise DivergenceError("the model's probabilities are not numbers")
 
     monkeypatch.setattr(ToyResponder, "_wait", fail)
-    wait = Example(0, 1, (Utterance("A", "wait"),), "B", Utterance("B", ""))
-    chat.conversation.exchanges[0] = replace(before[0], example=wait)
+    chat.conversation.exchanges[0] = replace(before[0], said=Utterance("A", "wait"))
     assert chat.feed("/retry") == ["the model's probabilities are not numbers"]
     assert chat.conversation.exchanges[0].reply == before[0].reply

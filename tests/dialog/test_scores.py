@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dialog.decoding.config import DecodeConfig
 from dialog.evaluate import (
     score_responses,
 )
@@ -90,8 +91,11 @@ def test_loops_and_one_answer_for_most_are_warned_of() -> None:
     references = [[rng.sample(WORDS, k=8)] for _ in range(30)]
     loop = ["i", "'", "m", "afraid"] * 3
 
-    def warned(hypotheses: Groups) -> list[str]:
-        return warnings(diversity(hypotheses), diversity(references), len(hypotheses))
+    usual = DecodeConfig()
+
+    def warned(hypotheses: Groups, decode: DecodeConfig = usual, by_words: bool = True) -> list[str]:
+        human = diversity(references)
+        return warnings(diversity(hypotheses), human, len(hypotheses), decode, by_words=by_words)
 
     assert warned(references) == []
     (told,) = warned([*([loop] for _ in range(4)), *references[4:]])
@@ -101,10 +105,16 @@ def test_loops_and_one_answer_for_most_are_warned_of() -> None:
     assert told.startswith("53% of the contexts have the same answer, 'yeah'")
     assert "decode.method=sample" in told
     assert len(warned([[loop]] * 30)) == 2
+    (told,) = warned([*([loop] for _ in range(4)), *references[4:]], by_words=False)
+    assert told.endswith("try --set decode.method=sample"), "no trigrams of characters"
+    sampled = DecodeConfig(method="sample", no_repeat_ngram=3)
+    told_of_samples = warned([[loop]] * 30, sampled)
+    assert all(line.endswith("try a higher --set decode.temperature") for line in told_of_samples)
     looping = [[group[0] * 3] for group in references]
     found = diversity(looping)
     assert found.looping_share == 1
-    assert warnings(found, found, 30) == [], "people who repeat themselves are no fault of the model"
+    none = warnings(found, found, 30, usual, by_words=True)
+    assert none == [], "people who repeat themselves are no fault of the model"
 
 
 @pytest.mark.parametrize("seed", range(5))

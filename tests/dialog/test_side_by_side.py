@@ -53,6 +53,19 @@ def test_every_line_gets_both_replies_and_each_run_hears_its_own(chat: Repl) -> 
     assert alone(ToyResponder(), texts) != alone(Contrary(), texts)
 
 
+def test_another_reply_of_the_second_run_hears_as_much_as_that_run_reads(chat: Repl) -> None:
+    texts = ["so", "and then", "well"]
+    for text in texts:
+        chat.feed(text)
+    chat.feed("/compare softmax")
+    assert chat.beside is not None
+    second = chat.beside._second
+    data = second.model.config.data.model_copy(update={"context": 2})
+    second.model.config = second.model.config.model_copy(update={"data": data})
+    assert [one.text for one in second.last_example.context] == [second.exchanges[1].reply.text, "well"]
+    assert len(chat.conversation.last_example.context) > 2
+
+
 def test_settings_hold_for_both_and_undo_takes_from_both(chat: Repl) -> None:
     chat.feed("/compare softmax")
     chat.feed("so")

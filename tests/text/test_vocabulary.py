@@ -3,6 +3,7 @@ import os
 import string
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,19 @@ from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError, StorageError
 from lm.text.tokenizers import PLAIN, Char, Tokenizer, WordPunct
-from lm.text.vocabulary import BOS, DIALOG, EOS, EOS_WORD, PAD, SPECIALS, UNK, Codec, Vocabulary, build_codec
+from lm.text.vocabulary import (
+    BOS,
+    DIALOG,
+    EOS,
+    EOS_WORD,
+    PAD,
+    SPECIALS,
+    UNK,
+    Codec,
+    Vocabulary,
+    build_codec,
+    tokens_of,
+)
 
 TEXTS = [
     "well i don't know, uh-huh",
@@ -169,6 +182,14 @@ def test_an_unknown_word_is_one_token_of_every_tokenizer(kind: str) -> None:
     codec = codec_of(kind)
     ids = [*codec.encode("the garden"), codec.vocabulary.unk, *codec.encode("water")]
     assert codec.encode(codec.decode(ids)) == ids
+
+
+@pytest.mark.parametrize("kind", ["wordpunct", "whitespace"])
+def test_unknown_words_of_a_corpus_are_counted_once_and_take_no_place(kind: Any) -> None:
+    codec = build_codec(kind, ["what is <unk> ?", "<unk> is <unk>"], vocab_size=20)
+    assert not {"<", "unk", ">"}.intersection(codec.vocabulary.tokens)
+    assert codec.vocabulary.counts[codec.vocabulary.ids([UNK])[0]] == 3
+    assert tokens_of(codec.tokenizer, "<unk> is what") == [UNK, "is", "what"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
