@@ -22,11 +22,14 @@ DecodeOverrides = Annotated[
 
 
 def decoding_of(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
-    """The config of a run with decoding overrides of the command line."""
+    """The config of a run with decoding overrides of the command line. ConfigError for bad ones."""
     from lm.runs.inputs import config_of
 
     resolved = config_of(run, DialogConfig)
-    return override(resolved, overrides or (), DialogConfig, sections=("decode",))
+    asked = override(resolved, overrides or (), DialogConfig, sections=("decode",))
+    measured = asked.config.decode.products != "auto" or resolved.config.decode.products == "auto"
+    require(measured, "--set decode.products=auto: only a training measures it; choose float32 or bfloat16")
+    return asked
 
 
 def chat(

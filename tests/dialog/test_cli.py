@@ -196,6 +196,8 @@ def test_train_evaluate_check_compare_chat(
     assert "BLEU-4" in out
     assert json.loads(Path("s.json").read_text())["bleu"] == result["bleu"]
     assert dialog("evaluate", "seed2", "--set", "decode.nbest=1")[0] == 0
+    code, _, err = dialog("evaluate", "seed2", "--set", "decode.products=auto")
+    assert (code, "only a training measures it; choose float32 or bfloat16" in err) == (2, True)
     code, out, _ = dialog("compare", "other", "seed2")
     assert code == 0
     assert "seed2" in out

@@ -146,3 +146,15 @@ def test_a_lead_is_that_of_means_over_seeds() -> None:
     assert lead({1: 90.0}, {1: 100.0}) == "10.0 %"
     assert lead({2: 90.0}, {1: 80.0, 3: 125.0}) == "10.0 %"
     assert lead(None, {1: 100.0}) == "not run"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_every_pair_is_of_heads_of_its_table() -> None:
+    from page_tables import PAIRS, TRIALS
+    from train_table import Table
+
+    for file, pairs in PAIRS.items():
+        heads = set(Table.read(ROOT / "scripts" / "tables" / f"{file}.toml").heads.values())
+        settings = {name for files in TRIALS.values() if file in files.values() for name in files}
+        tried = {f"{head}, {setting}" for head in heads for setting in settings}
+        assert {label for pair in pairs for label in pair} <= heads | tried
