@@ -63,9 +63,9 @@ def _of_seeds(key: str, values: Sequence[Number]) -> Number:
 class SeedTests:
     """Tests of the models of a file of results, each over its seeds and the text.
 
-    A model of one seed takes the spread over seeds within the other models, and is left out if these differ
-    in it. Entries without units are left out, too. ConfigError for entries of different texts, and for a text
-    of few units.
+    A model of one seed takes the spread over seeds within the other models, and has no test if these differ
+    in it. Entries without units are left out. ConfigError for entries of different texts, and for a text of
+    few units.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -78,7 +78,7 @@ class SeedTests:
         pools = [model.runs for model in models]
         self._alike = _alike(pools)
         self._spread = SeedSpread.within(pools) if self._alike >= SIGNIFICANT else None
-        self._models = [model for model in models if self._spread or len(model.by_seed) > 1]
+        self._models = models
         self._counts = draws(len(models[0].runs[0][0]), RESAMPLES, seed=1) if models else np.zeros((0, 0))
 
     def leads(self, baselines: Sequence[str]) -> str:
@@ -131,6 +131,8 @@ class SeedTests:
     def _ahead(self, model: "_Model", base: "_Model") -> str:
         if model is base:
             return "none"
+        if self._spread is None and min(len(model.runs), len(base.runs)) == 1:
+            return f"{float(means(base.runs).mean() - means(model.runs).mean()):.3f}, no test"
         p, change = Contrasts([base.runs, model.runs], self._counts, self._spread).test((1, -1))
         equals, half = "= " if p >= LEAST_P else "", (change.high - change.low) / 2
         return f"{change.estimate:.3f} ± {half:.3f}, p {equals}{p_value(p, LEAST_P)}"

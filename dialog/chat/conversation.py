@@ -94,7 +94,7 @@ class Conversation:
 
         Sampling draws again with the next seed, and repeats a reply only if it drew no other. Beam search
         takes its next hypothesis. After a change of settings, the reply is their best hypothesis that was not
-        yet a reply. None if beam search has none.
+        yet a reply. None if beam search has none, or rules leave no sample.
         """
         last, heard = self.exchanges[-1], self.last_example
         refused = last.refused | {last.reply.text}
@@ -107,7 +107,7 @@ class Conversation:
         if sampling and not drawn and refused.issuperset(found.texts):  # the change of settings had no effect
             found = self._respond(last.said, heard, _with_next_seed(self.decode))
         left = [place for place, text in enumerate(found.texts) if text not in refused]
-        if not left and self.decode.method == "beam":
+        if not left and (self.decode.method == "beam" or not found.texts):
             return None
         self.exchanges[-1] = replace(found, chosen=left[0] if left else 0, refused=refused)
         return self.exchanges[-1]

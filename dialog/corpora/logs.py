@@ -18,7 +18,7 @@ WHATSAPP = re.compile(
 )  # groups: stamp of iOS, stamp of Android, rest of the line
 _SPEAKER = re.compile(r"([^:]{1,80}?):(?:\s|$)(.*)", re.DOTALL)
 _QUOTED = re.compile('"[^"]*"|“[^”]*”|„[^“”]*[“”]|«[^»]*»')
-_OPENED = re.compile('["“„«]')  # and not closed: the colon behind it is in the name of a group
+_OPENED = re.compile(r'(?<!\S)["“„«]')  # and not closed: the colon behind it is in the name of a group
 _OMITTED = (  # Android's placeholders of media, in angle brackets
     "Media omitted|Medien ausgeschlossen|Médias omis|Fichier omis|Multimedia omitido|Archivo omitido"
     "|Mídia oculta|Arquivo de mídia oculto|Ficheiro não revelado|Media omessi|Media omesso|Media weggelaten"
@@ -53,8 +53,9 @@ _ACTION = re.compile(rf"(?:{_DATED})?\*\s+(\S+)\s+(.*)", re.DOTALL)
 _EVENT = re.compile(rf"(?:{_DATED})?(?:-!-|\*\*\*|===|---|-->|<--|[-*]\S*[-*]|[→←⇐⇒])(?:\s.*|$)", re.DOTALL)
 _DAY_CHANGED = re.compile(r"---\s+Day changed\b")
 _COMING = re.compile(  # what follows the name of somebody who comes, goes or changes the channel
-    r"(?:[(\[].*[)\]] (?:has )?|has )(?:joined|left|quit|parted)\b|(?:joined|left|quit|parted)(?:\s+[#&(]|$)"
-    r"|is now known as |(?:sets|changes) (?:the )?(?:mode|topic)\b"
+    r"(?:[(\[].*[)\]] (?:has )?|has )(?:joined|left|quit|parted)\b"
+    r"|(?:joined|left|quit|parted)(?:\s+(?:[#&(]|the (?:channel|chat|room)\b)|$)|is now known as "
+    r"|(?:sets|changes|removes|gives) (?:the )?(?:modes?|topic|ban|quiet|exempt|invite|channel)\b"
 )
 
 _CUE_TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"

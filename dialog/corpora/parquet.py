@@ -152,9 +152,10 @@ def _whole_dialog(
             inside = {kind: usual(kind, text) for kind in ("speaker", "text", "act")}
             speaker = text.get(options.speaker_column, text.get(inside["speaker"], speaker))
             act = text.get(options.act_column, text.get(inside["act"], act))
-            content = text.get(options.text_column, text.get(inside["text"]))
-            text = message_text(speaker, content, name, number, log)
-            if text is None:
+            chat = text.keys() & {"role", "from"}
+            said = text.get(options.text_column, text.get(inside["text"]))
+            text = message_text(speaker, said, name, number, log) if chat else said
+            if chat and text is None:
                 continue
         turns.append(RawUtterance(number, speaker, text, act))
     id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None

@@ -20,6 +20,7 @@ from lm.text.lines import InputLog, NumberedLine
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # a speaker of at most 40 characters and five words, and a text
 PREFIX = re.compile(r"((?=[^:]{1,40}:)[^\s:]+(?:\s+[^\s:]+){0,4})\s*:(?:\s+|$)(.*)", re.DOTALL)
+_SHORT = 20  # characters of a speaker that the first line alone may show
 UNNAMED: Any = object()  # id of a dialog that its file gives none
 TSV_COLUMNS = ("dialog", "speaker", "text", "act")
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')  # a field in quotes, whose own quotes are doubled
@@ -253,8 +254,8 @@ def _unquoted(field: str) -> str:
 def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read one utterance per line, with a blank line between dialogs.
 
-    If the first line or half of all lines have the form ``A: text``, every line must. Otherwise speakers A
-    and B alternate by line number, so that a skipped line does not swap the speakers.
+    If half of all lines have the form ``A: text``, or the first one with a short name, every line must.
+    Otherwise speakers A and B alternate by line number, so that a skipped line does not swap the speakers.
     """
     dialogs: list[Dialog] = []
     blank = 0  # number of the last blank line
@@ -265,8 +266,9 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
             numbered.append((blank, number, text, PREFIX.match(text.strip())))
         else:
             blank = number
-    named = [match is not None for *_, match in numbered]
-    prefixed = named[:1] == [True] or 2 * sum(named) >= len(named)
+    matches = [match for *_, match in numbered]
+    alone = bool(matches and matches[0] and len(matches[0][1]) <= _SHORT)  # a longer one may be a sentence
+    prefixed = alone or 2 * sum(match is not None for match in matches) >= len(matches)
     for index, (start, block) in enumerate(groupby(numbered, key=lambda item: item[0])):
         turns = []
         for _, number, text, match in block:

@@ -32,7 +32,7 @@ class Owner(NamedTuple):
     """A key and those of its values for which another key has an effect."""
 
     name: str  # in messages
-    values: Collection[str | bool]
+    values: Collection[str | int]
 
 
 class Section(BaseModel):

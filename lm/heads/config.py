@@ -41,6 +41,9 @@ class HeadConfig(Section):
         "temperature": _owners("temperature", _TEMPERATURES),
         "kind": _owners("kind", {name: kinds_with(name) for row in HEADS.values() for name in row.fields}),
     }
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "components": dict.fromkeys(("prior_bias", "skip_below"), Owner("more components", range(2, 1 << 30)))
+    }
     kind: HeadKind = Field(
         "softmax", description=f"kind of head: {', '.join([*HEADS][:-1])} or {[*HEADS][-1]}"
     )
@@ -200,7 +203,7 @@ class HeadConfig(Section):
             value = getattr(self, key)
             if wrong := self.misplaced(key, (value,)):
                 raise ValueError(f"{wrong}; it is {value}")
-        for name in ("gate_size", "gated_words", "prior_bias", "prior_penalty", "skip_below"):
+        for name in ("gate_size", "gated_words", "prior_penalty"):
             if self.components == 1 and getattr(self, name) != HeadConfig.model_fields[name].default:
                 raise ValueError(
                     f"{name} does nothing with components = 1; leave it out, or raise components"

@@ -52,6 +52,7 @@ POINTERS: tuple[Pointer, ...] = get_args(Pointer)
 CHECKPOINTS = "checkpoints"  # their folder in a run
 AVERAGES = ("average-best", "average")  # the mean of the k best, and its name in older commands
 MEND_POINTER = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
+_REPETITIONS = 10  # of a reading that fails while commits change
 _SLACK = 1 << 20  # bytes of a commit besides its tensors
 
 
@@ -237,21 +238,19 @@ class CheckpointStore:
         return self.undisturbed(lambda: self._agreed(self.pointed("best"), self._folders()))
 
     def undisturbed(self, read: Callable[[], T]) -> T:
-        """Result of ``read``, which is repeated if it fails while a training changes the folder."""
-        while True:
-            seen = self._entries()
+        """Result of ``read``, which is repeated if it fails while a training changes the commits."""
+        for _ in range(_REPETITIONS):
+            seen = self._pointers_and_folders()
             try:
                 return read()
             except StorageError:
-                if seen == self._entries():
+                if seen == self._pointers_and_folders():
                     raise
+        return read()
 
-    def _entries(self) -> set[tuple[str, int]]:
-        """Names and inodes of the entries of the folder, other ones after every change."""
-        self._refuse_link()
-        with storage_errors(self.folder), suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            return {(entry.name, entry.inode()) for entry in entries}
-        return set()
+    def _pointers_and_folders(self) -> tuple[list[bytes], list[tuple[int, Path]]]:
+        files = (self.folder / f"{name}.json" for name in POINTERS)
+        return [read_file(path, limit=1 << 20) for path in files if path.is_file()], self._folders()
 
     def _require_best(self, *, every: bool = False) -> None:
         """Raise StorageError if the best step of the newest commit, or ``every`` best one, is missing."""

@@ -99,6 +99,7 @@ def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: 
     for group in pairwise_groups(range(len(evaluations)), together):
         seeds = {evaluations[number].result["seed"] for number in group}
         groups += [group] if len(seeds) == len(group) else [[number] for number in group]
+    groups.sort()
     if len(groups) == len(evaluations):
         return []
     pools = [_Pool([evaluations[n] for n in group], [sums[n] for n in group]) for group in groups]

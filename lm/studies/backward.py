@@ -6,8 +6,8 @@ First the *trainer* trains the states of all contexts. Then the states are fixed
 predict from them. The rank forward is that of the reader, and the rank backward is that of the trainer.
 Untrained states are the control, because a reader may do well on random states of enough dimensions.
 
-States are trained with :class:`~lm.studies.row_adam.RowAdam`, since Adam's division of each entry would give
-an update full rank. The sum of many updates has a higher rank than each, because the output matrix changes.
+States are trained with :class:`~lm.studies.row_rms.RowRms`, whose updates have the rank of the gradient. The
+sum of many updates has a higher rank, because the output matrix changes.
 
 All models have the same H and E. A full softmax has E = H. Parameters are not equal, unlike in the sweeps.
 

@@ -13,7 +13,7 @@ from lm.engine.optim import build_optimizer
 from lm.engine.schedule import Schedule
 from lm.steps import OnProgress
 from lm.studies.points import Points
-from lm.studies.row_adam import RowAdam
+from lm.studies.row_rms import RowRms
 
 
 class Sweep:
@@ -57,11 +57,11 @@ def descend(
 ) -> list[float]:
     """Minimise a loss by ``optim.decay_steps`` updates. Return the loss before each update.
 
-    ``states``, a matrix (C, H) besides the model, is trained too, with :class:`RowAdam`.
+    ``states``, a matrix (C, H) besides the model, is trained too, with :class:`RowRms`.
     """
     optimizers: list[Optimizer] = [build_optimizer(optim, model, "float32")]
     if states is not None:
-        optimizers.append(RowAdam([states], optim.betas, optim.eps))
+        optimizers.append(RowRms([states], optim.betas[1], optim.eps))
     schedule, losses = Schedule(optim), list[float]()
     for step in range(optim.decay_steps):
         loss = loss_of()

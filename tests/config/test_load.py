@@ -116,7 +116,7 @@ def test_a_mistake_in_the_own_file_has_one_remedy(tmp_path: Path, overrides: tup
     )
 
 
-@pytest.mark.parametrize("own", ["prior_penalty=1.0", "prior_bias=true", "skip_below=0.1"])
+@pytest.mark.parametrize("own", ["prior_penalty=1.0"])
 def test_no_remedy_changes_what_was_asked_for(own: str) -> None:
     assert rejection("smalltalk_mos", "head.kind=mixtape").endswith("binary tree; choose 2, 4 or 8")
     assert rejection("smalltalk_mos", "head.components=1", f"head.{own}").endswith(
@@ -228,11 +228,13 @@ def test_a_setting_that_nothing_reads_is_refused_where_it_is_given(settings: lis
         ("switchboard_small_transformer_mos", "encoder.cell=mogrifier"),
         ("switchboard_small_transformer_mos", "decoder.cell=mogrifier"),
         ("switchboard_softmax", "encoder.utterance_size=99"),
+        ("switchboard_small_mos_k1", "head.skip_below=0.1"),
+        ("switchboard_small_mos_k1", "head.prior_bias=true"),
     ],
 )
-def test_a_part_that_an_encoder_or_decoder_lacks_is_refused(preset: str, setting: str) -> None:
+def test_a_setting_of_a_part_that_a_model_lacks_is_refused(preset: str, setting: str) -> None:
     config = load_config(preset, DialogConfig, family="dialog", overrides=[setting]).config
-    with pytest.raises(ConfigError, match=r"has no effect with (en|de)coder\.kind = "):
+    with pytest.raises(ConfigError, match=r"has no effect with ((en|de)coder\.kind|head\.components) = "):
         require_effect(config, [setting])
 
 

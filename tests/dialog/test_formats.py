@@ -166,6 +166,8 @@ def test_irc_events_actions_and_nights(tmp_path: Path) -> None:
         "[12:36] * tim sets mode: +o lea",
         "[12:36] * lea has left #garden",
         "[12:36] * ann joined #garden",
+        "[12:36] * tim sets ban on *!*@x",
+        "[12:36] * ann left the channel",
         "[12:36] * lea left the kettle on",
         "12:37 <tim>",
         "23:50 <tim> late",
@@ -176,7 +178,7 @@ def test_irc_events_actions_and_nights(tmp_path: Path) -> None:
         ["tom: hi", "lea: /me waves", "lea: /me left the kettle on"],
         ["tim: late", "lea: so it is"],
     ]
-    assert [piece.line for piece in log.dropped] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 13]
+    assert [piece.line for piece in log.dropped] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 15]
 
 
 def test_a_noted_change_of_the_day_of_irc_counts_once(tmp_path: Path) -> None:
@@ -290,6 +292,9 @@ def test_all_lines_name_a_speaker_if_the_first_or_half_of_them_do(
 def test_a_speaker_has_at_most_five_words(tmp_path: Path) -> None:
     lines = ["Customer Service Representative: hello", "Dr. Anna van der Berg: hi"]
     assert said(read(write(tmp_path, "chat.txt", "\n".join(lines)))[0]) == [lines]
+    lines = ["Well, there is one thing: never mind", "hello you", "how are you"]
+    (dialog,) = read(write(tmp_path, "chat.txt", "\n".join(lines)))[0]
+    assert [one.text for one in dialog.utterances] == lines
     lines = ["what I can say is this: no", "and so I said to them: never"]
     assert said(read(write(tmp_path, "chat.txt", "\n".join(lines)))[0]) == [
         [f"A: {lines[0]}", f"B: {lines[1]}"]

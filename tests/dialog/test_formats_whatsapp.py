@@ -96,9 +96,12 @@ def test_whatsapp_leaves_out_notices_and_media(tmp_path: Path) -> None:
         "13/04/2024, 09:04 - Anna: leeks <This message was edited>",
         '13/04/2024, 09:04 - Anna changed the group name from "Garden" to "Garden: leeks"',
         '13/04/2024, 09:05 - Anna "the gardener" Miller: peas',
+        '13/04/2024, 09:05 - Tom 5" Lee: figs',
     ]
     dialogs, log = read(write(tmp_path, "chat.txt", "\n".join(lines)))
-    assert said(dialogs) == [["Bob: beans", "Anna: leeks", 'Anna "the gardener" Miller: peas']]
+    assert said(dialogs) == [
+        ["Bob: beans", "Anna: leeks", 'Anna "the gardener" Miller: peas', 'Tom 5" Lee: figs']
+    ]
     assert {piece.reason for piece in log.dropped} == {"notice or media"}
     assert [piece.line for piece in log.dropped] == [1, 3, 4, 5, 6, 7, 8, 9, 10, 13]
 

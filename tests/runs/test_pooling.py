@@ -126,6 +126,10 @@ def test_finetuned_runs_of_unknown_origins_are_not_pooled(tmp_path: Path) -> Non
 def test_a_repeated_seed_is_no_pool_and_spares_the_others(tmp_path: Path) -> None:
     runs = [keep_run(tmp_path / f"a{seed}", [4.0 + seed] * UNITS, seed) for seed in (1, 2)]
     others = [keep_run(tmp_path / name, [3.0] * UNITS, 1, lr=0.2) for name in ("b", "c")]
+    first, second = others
+    assert [pool.runs[0] for pool in pools_of([first, *runs, second])] == [
+        *map(str, (first, runs[0], second))
+    ]
     assert [pool.runs for pool in pools_of([*runs, *others])] == [
         [*map(str, runs)],
         *([str(one)] for one in others),

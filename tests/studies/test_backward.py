@@ -17,7 +17,7 @@ from lm.studies.backward import UNTRAINED, BackwardOptions, backward, relay
 from lm.studies.backward_figure import backward_means, backward_tables, draw_backward, draw_spam, spam_tables
 from lm.studies.known_language import Language
 from lm.studies.options import FULL, heads_of
-from lm.studies.row_adam import RowAdam
+from lm.studies.row_rms import RowRms
 from lm.studies.spam import Repeater, SpamOptions, repeat, spam
 from lm.studies.sweep_point import SweepPoint
 
@@ -46,20 +46,22 @@ def test_a_trainer_passes_gradients_of_its_rank() -> None:
     assert ranks == {"softmax": 2, "MoS ×1": 5, "MoS ×4": 5, FULL: 6}
 
 
-def test_an_update_has_the_rows_of_its_gradients() -> None:
-    """And the size of an entry is that of Adam, the rate in the first update."""
+def test_an_update_has_the_rank_of_its_gradient() -> None:
+    """Also where the rows of gradients change. The first has rows of the size of the rate."""
     torch.manual_seed(1)
-    matrix, direction = nn.Parameter(torch.randn(9, 6, dtype=torch.float64)), torch.randn(2, 6).double()
-    start, optimizer = matrix.detach().clone(), RowAdam([matrix], (0.9, 0.99), 1e-12)
+    matrix = nn.Parameter(torch.randn(9, 6, dtype=torch.float64))
+    optimizer = RowRms([matrix], 0.99, 1e-12)
     optimizer.param_groups[0]["lr"] = 0.05
     for step in range(5):
+        before = matrix.detach().clone()
         optimizer.zero_grad()
-        (matrix @ direction.T).square().sum().backward()
+        (matrix @ torch.randn(6, 2, dtype=torch.float64)).square().sum().backward()
         optimizer.step()
+        change = matrix.detach() - before
+        assert torch.linalg.matrix_rank(change) == 2
         if step == 0:
-            sizes = (matrix.detach() - start).square().mean(1).sqrt()
+            sizes = change.square().mean(1).sqrt()
             torch.testing.assert_close(sizes, torch.full_like(sizes, 0.05))
-    assert torch.linalg.matrix_rank(matrix.detach() - start) == 2
 
 
 def test_only_the_trainer_trains_the_states() -> None:
