@@ -147,7 +147,8 @@ def reverse_copy(
         parameters=parameters, steps=steps, lrs=_numbers("--lrs", lrs), seeds=_integers("--seeds", seeds),
         **gates,
     )  # fmt: skip
-    for name in () if options.mogrifies else gates:
+    if gates and not options.mogrifies:
+        name = next(iter(gates))
         raise ConfigError(f"--{name}: is of a Mogrifier; add one to --cells, or leave --{name} out")
     with counting("training") as progress:
         result = copying(options, out, progress, corpora)

@@ -79,7 +79,7 @@ class CopyOptions:
     @property
     def mogrifies(self) -> bool:
         """True if one of the cells has rounds."""
-        return any(CellConfig.model_validate({"kind": kind}).mogrifies for kind in self.cells)
+        return any(self.cell(kind).mogrifies for kind in self.cells)
 
     def cell(self, kind: str) -> CellConfig:
         """Config of a cell."""
