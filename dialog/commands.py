@@ -11,7 +11,8 @@ from lm.config.load import Resolved, override
 from lm.console.app import log_line, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
 from lm.errors import require
-from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns, require_server
+from lm.libraries import require_libraries
+from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns
 
 DecodeOverrides = Annotated[
     list[str] | None,
@@ -102,7 +103,7 @@ def serve(
     """
     require(len(runs) > 1 or not ensemble, "--ensemble: needs several runs; name another RUN")
     decodes = [decoding_of(run, overrides).config.decode for run in runs]
-    require_server("dialog serve")
+    require_libraries("dialog serve", "serve", "starlette", "uvicorn")
     from lm.serve.server import Address, named_runs
     from lm.serve.server import serve as answer
 

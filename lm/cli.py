@@ -56,10 +56,11 @@ from lm.language.options import (
     spare_texts,
 )
 from lm.language.serve import serve
+from lm.libraries import require_libraries
 from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.studies.cli import bottleneck, reverse_copy
-from lm.tuning.cli import add_tune, require_optuna
+from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
     from lm.config.load import Resolved
@@ -296,7 +297,7 @@ def dynamic(
     if grid and trials:
         raise ConfigError("--grid --trials: two ways to choose a setting; leave out one")
     if trials:
-        require_optuna("--trials")
+        require_libraries("--trials", "tune", "optuna")
     search = Grid() if grid else Draws(trials) if trials else None
     if search:
         require_free(search, changed)

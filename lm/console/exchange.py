@@ -11,7 +11,7 @@ from lm.console.app import show
 from lm.console.options import Checkpoint, RunFolder, named, output_folder
 from lm.errors import StorageError
 from lm.huggingface.folder import require_export, require_exportable, require_new_run
-from lm.huggingface.source import require_transformers
+from lm.libraries import require_libraries
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import config_of
 
@@ -40,7 +40,7 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
         if CheckpointStore.of(run).fingerprint(checkpoint) is None:
             raise StorageError(f"{run}: no checkpoint {checkpoint!r}; choose last, or train the run first")
         require_exportable(out)
-        require_transformers(f"export --to {to}")
+        require_libraries(f"export --to {to}", "hf", "transformers")
         import_module(module).export_run(run, out, checkpoint, license)
         show(f"{out}: written")
 
@@ -55,6 +55,6 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
     ) -> None:
         require_export(folder, family)
         require_new_run(run)
-        require_transformers("import")
+        require_libraries("import", "hf", "transformers")
         import_module(module).import_run(folder, run)
         show(f"{run}: written")

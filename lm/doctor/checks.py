@@ -3,7 +3,6 @@
 A check returns findings. No finding has a path under the home folder, a user name or a host name.
 """
 
-import importlib.metadata
 import locale
 import os
 import platform
@@ -19,11 +18,11 @@ from typing import Any, Literal, Self, get_args
 from lm.disk.filelock import FileLock, held
 from lm.disk.storage import readable, write_atomic
 from lm.errors import HighrankError, visible
+from lm.libraries import required_libraries
 from lm.machine import memory_limit, usable_processors
 
 State = Literal["ok", "warning", "problem"]
 _ROOM = 1 << 30  # bytes of disk space and memory that small models need
-_REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[.*?\])?\s*(?:>=\s*([\d.]+))?")
 
 
 @dataclass(frozen=True)
@@ -74,19 +73,13 @@ def light_checks() -> list[Diagnosis]:
 def _versions() -> Iterator[Diagnosis]:
     """Python, and the required libraries."""
     old, missing, found = [], [], []
-    for requirement in importlib.metadata.requires("highrank") or ():
-        match = _REQUIREMENT.match(requirement)
-        if match is None or "extra ==" in requirement:
+    for library in required_libraries():
+        if not library.installed:
+            missing.append(library.name)
             continue
-        name, least = match.groups()
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-            continue
-        found.append(f"{name} {version}")
-        if least and _parts(version) < _parts(least):
-            old.append(f"{name} {version} (needs {least})")
+        found.append(f"{library.name} {library.installed}")
+        if library.too_old:
+            old.append(f"{library.name} {library.installed} (needs {library.least})")
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if missing or old:
         absent = f"missing: {', '.join(missing)}" * bool(missing)
@@ -94,10 +87,6 @@ def _versions() -> Iterator[Diagnosis]:
         yield Diagnosis("versions", "problem", says, "install again: pip install -c constraints.txt -e .")
     else:
         yield Diagnosis("versions", "ok", f"{python}; {', '.join(sorted(found))}")
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
 def _processors() -> Iterator[Diagnosis]:

@@ -21,8 +21,8 @@ from lm.huggingface.source import (
     read_model,
     read_settings,
     require_folder,
-    require_transformers,
 )
+from lm.libraries import require_libraries
 from lm.runs.inputs import TRUNK
 
 _NUMBERS = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_SIZE, "vocab_size": MAX_SIZE}
@@ -66,7 +66,7 @@ def read_architecture(path: Path, *, dialog: bool = False) -> Architecture:
             model, code that would have to be run, or sizes that do not fit each other. An encoder-decoder
             is accepted only for a ``dialog``.
     """
-    require_transformers(f"model.trunk = hf:{path}")
+    require_libraries(f"model.trunk = hf:{path}", "hf", "transformers")
     if path.is_file():
         found = architecture_of(*read_settings(path), path)
     else:

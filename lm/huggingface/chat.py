@@ -15,7 +15,7 @@ from typing import Any
 
 from lm.disk.storage import read_file
 from lm.errors import brief
-from lm.huggingface.source import require_transformers
+from lm.libraries import require_libraries
 from lm.text.chat_form import ChatForm
 
 TEMPLATE = "chat_template.jinja"
@@ -71,7 +71,7 @@ class ChatRenderer:
     """Renders conversations with a template to token ids. ``library`` is a tokenizer of ``tokenizers``."""
 
     def __init__(self, library: Any, template: str, marks: Mapping[str, str]) -> None:
-        require_transformers("a chat template")
+        require_libraries("a chat template", "hf", "transformers")
         from transformers import PreTrainedTokenizerFast
 
         self._library = library

@@ -8,8 +8,9 @@ from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import StorageError
 from lm.huggingface.chat import learn_form, template_of
 from lm.huggingface.source import MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_settings, require_folder
+from lm.libraries import require_libraries
 from lm.text.chat_form import ChatForm
-from lm.text.pretrained_tokenizer import PretrainedTokenizer, library_tokenizer, require_tokenizers
+from lm.text.pretrained_tokenizer import PretrainedTokenizer, library_tokenizer
 
 
 def read_tokenizer(folder: Path, *, dialog: bool = False, chat: bool = False) -> PretrainedTokenizer:
@@ -24,7 +25,7 @@ def read_tokenizer(folder: Path, *, dialog: bool = False, chat: bool = False) ->
         ConfigError: the library ``tokenizers`` is not installed.
         StorageError: no folder, no ``tokenizer.json``, or one that does not fit the other files.
     """
-    require_tokenizers(f"the tokenizer of {folder}")
+    require_libraries(f"the tokenizer of {folder}", "hf", "tokenizers")
     require_folder(folder)
     path = folder / TOKENIZER
     if not path.is_file():

@@ -3,7 +3,6 @@
 The module loads nothing of transformers.
 """
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +10,12 @@ from typing import Any
 
 from lm.config.places import runs_in, wrong_kind
 from lm.disk.storage import parse_json, read_file
-from lm.errors import ConfigError, StorageError
+from lm.errors import StorageError
 
 MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 FORCED = "forced_bos_token_id"  # first token of all responses of an encoder-decoder
 _LIMIT = 1 << 24  # bytes of a config
-
-
-def require_transformers(what: str) -> None:
-    """Raise ConfigError if transformers, which ``what`` needs, is not installed."""
-    if not importlib.util.find_spec("transformers"):
-        raise ConfigError(f"{what}: needs transformers; install it with pip install 'highrank[hf]'")
 
 
 def require_folder(folder: Path) -> None:

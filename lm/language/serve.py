@@ -3,7 +3,8 @@
 from lm.console.app import log_line
 from lm.console.options import Checkpoint
 from lm.language.config import LmConfig
-from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns, require_server
+from lm.libraries import require_libraries
+from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns
 
 
 def serve(
@@ -21,7 +22,7 @@ def serve(
 
     for run in runs:
         config_of(run, LmConfig)
-    require_server("lm serve")
+    require_libraries("lm serve", "serve", "starlette", "uvicorn")
     from lm.serve.server import Address, named_runs
     from lm.serve.server import serve as answer
 

@@ -1,13 +1,11 @@
 """Options of the commands ``serve``."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lm.console.options import filename, named
-from lm.errors import ConfigError
 
 ServedRuns = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Folders of runs; a request names one.", parser=named)
@@ -20,11 +18,3 @@ ApiKeyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", parser=filename, help="File of API keys, one a line; requests need one."),
 ]
-
-
-def require_server(command: str) -> None:
-    """Raise ConfigError if the libraries of the server are not installed."""
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise ConfigError(
-            f"{command} needs starlette and uvicorn; install them with `pip install 'highrank[serve]'`"
-        )

@@ -8,24 +8,17 @@ For dialogs, the piece that ends a text is ``</s>``, and the other special token
 a chat template, ``</s>`` is the piece that ends a response.
 """
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from lm.errors import ConfigError
+from lm.libraries import require_libraries
 from lm.text.tokenizers import EOS, EOS_WORD, SPECIALS
 
 if TYPE_CHECKING:
     from lm.text.chat_form import ChatForm
-
-
-def require_tokenizers(what: str) -> None:
-    """Raise ConfigError if the library ``tokenizers``, which ``what`` needs, is not installed."""
-    if not importlib.util.find_spec("tokenizers"):
-        raise ConfigError(f"{what}: needs tokenizers; install it with pip install 'highrank[hf]'")
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ class PretrainedTokenizer:
 
 def library_tokenizer(text: str) -> Any:
     """The tokenizer of a ``tokenizer.json``. Raises ValueError if it is none."""
-    require_tokenizers("data.tokenizer = hf")
+    require_libraries("data.tokenizer = hf", "hf", "tokenizers")
     from tokenizers import Tokenizer
 
     try:

@@ -1,6 +1,5 @@
 """The command ``tune`` of both command-line programs."""
 
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from lm.console.app import show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
+from lm.libraries import require_libraries
 from lm.machine import usable_processors
 from lm.runs.outputs import is_picture, require_apart
 from lm.tuning.space import load_space, space_of
@@ -70,19 +70,13 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
             if space is None:
                 raise ConfigError("--space is missing; name a search space, or add --show")
             parameters = load_space(space, base, schema, family=family)
-            require_optuna()
+            require_libraries("tune", "tune", "optuna")
             from lm.tuning.search import SearchPlan
 
             plan = SearchPlan(config, base, parameters, sampler, seed, prune)
             _search(folder, plan, train, trials, workers, minutes)
-        require_optuna()
+        require_libraries("tune", "tune", "optuna")
         _show(folder, picture, json_file)
-
-
-def require_optuna(who: str = "tune") -> None:
-    """Raise ConfigError if optuna is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(f"{who} needs optuna; install it with `pip install optuna`")
 
 
 def _search(

@@ -30,7 +30,10 @@ def search_tables(title: str, rows: Sequence[TrialRow], best: TrialRow | None) -
             "valid nll": row["nll"],
             "ppl": None if row["nll"] is None else perplexity(row["nll"]),
             "update": row["step"],
-            **{key: value_text(value) for key, value in row["values"].items()},
+            **{
+                key: value if isinstance(value, float) else value_text(value)
+                for key, value in row["values"].items()
+            },
             "reason": row["reason"],
         }
         for row in rows

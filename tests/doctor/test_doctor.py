@@ -1,5 +1,6 @@
 """The doctor: it finds what is wrong, survives what kills its checks, and tells no private names."""
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -127,7 +128,7 @@ def test_what_is_wrong_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="ascii", isatty=lambda: False))
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
-    monkeypatch.setattr(checks.importlib.metadata, "requires", lambda name: ["torch>=99", "not-there>=1"])
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["torch>=99", "not-there>=1"])
     found = light_checks()
     assert states(found) == {
         **{"versions": {"problem"}, "processors": {"warning"}, "memory": {"ok"}},

@@ -1,6 +1,6 @@
 """`lm tune` as a user has it: a search of a tiny language model, its table, its best config."""
 
-import importlib.util
+import csv
 import json
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lm import libraries
 from lm.cli import main
 from tests.support.tiny_lm import text_of
 
@@ -62,6 +63,11 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
     assert (code, out_again, err) == (0, out, "")
     assert shown | {"command": 0} == result | {"command": 0}
 
+    code, table, _ = lm("tune", "tiny.toml", "--show", "--csv")
+    rows = list(csv.DictReader(table.splitlines()))
+    for row, trial in zip(rows, result["trials"], strict=True):
+        assert {key: float(row[key]) for key in trial["values"]} == trial["values"]
+
     other = ("--out", "other", "--json", "c.json")
     assert lm(*command, *other)[0] == 0
     assert json.loads((in_tmp / "c.json").read_text())["trials"] == result["trials"]
@@ -96,12 +102,9 @@ def test_usage_errors_leave_nothing(
 def test_without_optuna_one_line_says_how_to_get_it(
     lm: Callable[..., Outcome], in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest)
-    )
+    monkeypatch.setattr(libraries, "installed_version", lambda name: "")
     code, _, err = lm("tune", "tiny.toml", "--space", "s.toml")
-    assert (code, err) == (2, "tune needs optuna; install it with `pip install optuna`\n")
+    assert (code, err) == (2, "tune needs optuna; install it with pip install 'highrank[tune]'\n")
     assert not (in_tmp / "runs").exists()
 
 
