@@ -57,18 +57,15 @@ def next_example(said: Sequence[Utterance], responder: str, context: int = 9) ->
     return Example(0, len(said), (START, *said)[-context:], responder, Utterance(responder, ""))
 
 
-def backward_examples(example: Example, response: str, context: int) -> list[Example]:
-    """Examples of a backward model for the context of an example, if the response were ``response``.
+def backward_example(example: Example, response: str) -> Example | None:
+    """Example of a backward model: the last utterance of the context, from ``response`` after it.
 
-    Each has an utterance of the context, the last first. It is predicted from at most ``context`` ones after
-    it, among them the response.
+    None if nothing was said before.
     """
-    said = [utterance for utterance in example.context if utterance != START]
-    history = (START, Utterance(example.responder, response), *reversed(said))
-    return [
-        Example(0, turn, history[max(0, turn + 1 - context) : turn + 1], target.speaker, target)
-        for turn, target in enumerate(history[2 : context + 2], start=1)
-    ]
+    last = example.context[-1]
+    if last == START:
+        return None
+    return Example(0, 1, (Utterance(example.responder, response),), last.speaker, last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ class DataConfig(Section):
     )
     direction: Literal["forward", "backward"] = Field(
         "forward",
-        description="direction of the conversations: forward, or backward for a model of the context given"
-        " the response",
+        description="direction of the conversations: forward, or backward for a model of the last utterance"
+        " given the response, with context = 1",
     )
     segment: Count = Field(
         16,
@@ -70,6 +70,11 @@ class DataConfig(Section):
     def _consistent(self) -> Self:
         if 0 < self.max_response < 3:
             raise ValueError(f"max_response = {self.max_response}: <s>, a word and </s> need 3; 0 = no cap")
+        if self.direction == "backward" and self.context != 1:
+            raise ValueError(
+                f"context = {self.context}: a backward model predicts an utterance from the one after it;"
+                " set data.context = 1"
+            )
         return self
 
     @property

@@ -31,7 +31,9 @@ from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, perplexity, require_finite
 from lm.parallel.group import process_group
+from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import (
+    Member,
     Subject,
     hashed_end,
     keep,
@@ -117,13 +119,12 @@ def evaluate(
         model, weights = group.every(lambda: _loaded([run, *others], checkpoint))
         group.share(lambda: require_keepable(run))
         model = replace(model, group=group)
-        usual = model.config.decode
         changed = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",))
         search = changed.config.decode
         require_effect(changed.config, overrides)
-        group.every(lambda: model.require(search))
+        backward = group.every(lambda: _require_decoding(model, search))
         test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
-        group.require_equal({"checkpoint": weights, "data": test.fingerprint()})
+        group.require_equal({"checkpoint": weights, "mmi_run": backward, "data": test.fingerprint()})
         tokenizer = bleu_tokenizer(model.codec.tokenizer)
         own = tokenizer is model.codec.tokenizer
         data_facts = _describe_data(test, _unknown_share(model, test))
@@ -138,6 +139,7 @@ def evaluate(
         result = DialogEvaluation(
             subject=Subject.of(model, run, checkpoint, weights[0], data_facts),
             ensemble_with=members(others, weights[1:]),
+            mmi_with=backward,
             bleu_tokens=tokenizer.kind,
             decode=search,
             likelihood=likelihood,
@@ -146,7 +148,7 @@ def evaluate(
                 *_unanswered(answers),
                 *warnings(report.scores.diversity, human, likelihood.contexts, search, by_words=own),
             ],
-            name=setting_name(test.name, checkpoint, search, usual, others),
+            name=setting_name(test.name, checkpoint, search, model.config.decode, others),
         )
         columns = {key: [getattr(one, key) for one in scores] for key in ("dialog", "turn", "nll", "tokens")}
 
@@ -164,6 +166,14 @@ def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[s
     members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
     joined = TrainedModel.joined([model for model, _ in members], list(map(visible, runs)))
     return joined, [weights for _, weights in members]
+
+
+def _require_decoding(model: TrainedModel, decode: DecodeConfig) -> Member | None:
+    """Raise the errors of a decoding. Return the backward run of mutual information, if it takes part."""
+    model.require(decode)
+    if decode.select != "mmi":
+        return None
+    return Member(decode.mmi_run, CheckpointStore.of(Path(decode.mmi_run)).fingerprint("best"))
 
 
 def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: EvaluationData) -> Responses:

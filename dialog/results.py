@@ -41,9 +41,14 @@ class ResponseLikelihood:
 
 @dataclass(frozen=True, kw_only=True)
 class DialogEvaluation(EvaluationResult):
-    """Evaluation of a dialog model. ``ensemble_with`` are the further runs of an ensemble."""
+    """Evaluation of a dialog model.
+
+    ``ensemble_with`` are the further runs of an ensemble. ``mmi_with`` is the backward run of mutual
+    information, at its best checkpoint.
+    """
 
     ensemble_with: Sequence[Member] | None = None
+    mmi_with: Member | None = None
     bleu_tokens: str
     decode: DecodeConfig
     likelihood: Merged[ResponseLikelihood]

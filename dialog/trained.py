@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dialog.batches import Example, ExampleEncoder, Item, backward_examples, collate
+from dialog.batches import Example, ExampleEncoder, Item, backward_example, collate
 from dialog.config import DialogConfig
 from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
@@ -221,28 +221,27 @@ class TrainedModel:
     def context_nll(
         self, examples: Sequence[Example], responses: Sequence[Sequence[str]], check: Check = unchecked
     ) -> list[list[float]]:
-        """−log P(context | response) in nats by a backward model, for several responses to each context.
+        """−log P(last utterance | response) in nats by a backward model, for several responses a context.
 
-        By the chain rule, every utterance of the context is predicted from those after it. Utterances from
-        which the response is too far to be read, beyond ``data.context``, are left out. ``check`` is called
-        before every batch, and may raise to end the work.
+        Li et al. (2016), MMI-bidi. 0 where nothing was said before. ``check`` is called before every batch,
+        and may raise to end the work.
         """
         encoder = self.example_encoder(self.config.data.max_response)
         pairs = [
             (example, text) for example, texts in zip(examples, responses, strict=True) for text in texts
         ]
-        turns = [
-            (place, encoder.item(turn))
+        asked = [
+            (place, encoder.item(one))
             for place, (example, text) in enumerate(pairs)
-            for turn in backward_examples(example, text, self.config.data.context)
+            if (one := backward_example(example, text)) is not None
         ]
         nll = [0.0] * len(pairs)
-        for at in range(0, len(turns), CONTEXTS_TOGETHER):
+        for at in range(0, len(asked), CONTEXTS_TOGETHER):
             check()
-            part = turns[at : at + CONTEXTS_TOGETHER]
+            part = asked[at : at + CONTEXTS_TOGETHER]
             batch = collate([item for _, item in part], self.codec.vocabulary.pad).to(self.device)
             for (place, _), nats in zip(part, self.model.nll(batch).tolist(), strict=True):
-                nll[place] += nats
+                nll[place] = nats
         each = iter(nll)
         return [[next(each) for _ in texts] for texts in responses]
 

@@ -15,6 +15,7 @@ from lm.errors import visible
 from lm.results import Merged
 from lm.runs.inputs import CONFIG, opened_run
 from lm.text.tokenizers import Tokenizer, WordPunct
+from lm.text.vocabulary import tokens_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def human_variety(source: str, limit: int | None = None) -> HumanVariety:
         tokenizer, data = bleu_tokenizer(codec.tokenizer), in_run(Path(source), config.data)
         corpus = split_of_run(data, "test", "name a corpus instead of the run")
     test = load_test_set(corpus, None, limit, data)
-    responses = [[tokenizer.split(example.response.text)] for example in test.examples]
+    responses = [[tokens_of(tokenizer, example.response.text)] for example in test.examples]
     return HumanVariety(source, len(responses), tokenizer.kind, diversity(responses))
 
 

@@ -4,11 +4,14 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dialog.chat.conversation import SAYS_NOTHING, Conversation, Exchange, SideBySide
+from dialog.chat.ctrl_c import CTRL_C
+from dialog.chat.settings import MOST_IN_CHAT, SCORES, changed, setting_rows, summary, without
 from dialog.chat.transcript import (
     HUMAN,
     MODEL,
@@ -18,30 +21,19 @@ from dialog.chat.transcript import (
     other_weights,
     read_transcript,
 )
-from dialog.config import DialogConfig
-from dialog.decoding.config import ONE_GROUP, DecodeConfig
+from dialog.decoding.config import GREEDY, ONE_GROUP
 from dialog.metrics.distinct import loops
 from dialog.utterance import Utterance
-from lm.config.load import Resolved, override
-from lm.config.section import known_keys
-from lm.config.settings import named_keys, require_distinct
 from lm.config.suggest import did_you_mean
-from lm.config.write import setting_text
 from lm.console.terminal import sanitize
 from lm.errors import ConfigError, HighrankError, Interrupted
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import unknown_words
 
-MOST_IN_CHAT = 1000  # maximum of requested beams, responses and tokens, because of memory
-LONGEST_SETTING = 200  # characters of KEY=VALUE
 WIDTH, COLUMN = 60, 15  # width of lists of commands and settings, and of their first column
 RECENT = 20  # exchanges in which equal replies count
 SAME_REPLIES = 3  # different lines with an equal reply that cause a hint
 SHORT = {"T": "temperature", "on": "temperature_on"}  # in /sample
-SCORES = (
-    "A score is the sum of the log-probabilities of a reply's words and of its end, in nats, divided by"
-    " length^length_penalty. The nearer to 0, the likelier."
-)
 
 
 class Repl:
@@ -85,12 +77,20 @@ class Repl:
         if unknown := unknown_words(self.conversation.model.codec, text):
             self.notes.append(unknown)
         said = self.conversation.say(text)
-        return self._replied(said) if self.beside is None else self.beside.answers(said)
+        return self._replied(said) if self.beside is None else self._beside(self.beside.answers(said))
 
-    def _replied(self, exchange: Exchange) -> list[str]:
+    def _beside(self, answers: list[str]) -> list[str]:
+        """The answers of two runs, with a hint about the reply of the first."""
+        self._note_hint(self.conversation.exchanges[-1])
+        return answers
+
+    def _note_hint(self, exchange: Exchange) -> None:
         if not self._hinted and (hint := self._hint(exchange)):
             self.notes.append(hint)
             self._hinted = True
+
+    def _replied(self, exchange: Exchange) -> list[str]:
+        self._note_hint(exchange)
         if exchange.refused:
             return [exchange.reply.text or SAYS_NOTHING] if exchange.texts else ["(no reply)"]
         return self._list(exchange)
@@ -138,7 +138,7 @@ class Repl:
 
     def _help(self, arguments: list[str]) -> list[str]:
         rows = [(command.usage, command.about) for command in COMMANDS.values()]
-        return [*_listed(rows), *textwrap.wrap(SCORES, WIDTH)]
+        return [*_listed(rows), *textwrap.wrap(SCORES[self.conversation.decode.select], WIDTH)]
 
     def _begin(self) -> None:
         self.conversation.exchanges.clear()
@@ -160,7 +160,7 @@ class Repl:
         if not self.conversation.exchanges:
             return ["(nothing to answer again)"]
         if self.beside:
-            return self.beside.retry()
+            return self._beside(self.beside.retry())
         exchange = self.conversation.retry()
         if exchange is None:
             return ["(no other reply was found; /set nbest=20 keeps more, /sample draws others)"]
@@ -169,33 +169,12 @@ class Repl:
     def _change(self, command: str, settings: Sequence[str]) -> None:
         """Apply ``KEY=VALUE`` texts to decoding, all or none. ConfigError names the command."""
         conversation = self.conversation
-        if long := next((text for text in settings if len(text) > LONGEST_SETTING), ""):
-            raise ConfigError(
-                f"/{command} {long[:40]}…: no setting is longer than {LONGEST_SETTING} characters"
-            )
-        config = conversation.model.config.model_copy(update={"decode": conversation.decode})
-        known = known_keys(DialogConfig)
-        names = [text.partition("=")[0] for text in settings]
-        keys = [
-            text if "." in name or name in known else f"decode.{text}"
-            for name, text in zip(names, settings, strict=True)
-        ]
-        require_distinct(named_keys(f"/{command}", keys))
-        changed = override(
-            Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}"
-        )
-        decode = changed.config.decode
-        for key in ("beam", "nbest", "candidates", "max_length"):
-            if getattr(decode, key) > MOST_IN_CHAT:
-                raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")
-        conversation.decode = decode
+        conversation.decode = changed(conversation.model, conversation.decode, command, settings)
 
     def _set(self, arguments: list[str]) -> list[str]:
         decode = self.conversation.decode
         if not arguments:
-            about = {key: field.description or "" for key, field in DecodeConfig.model_fields.items()}
-            values = [setting_text(key, getattr(decode, key)) for key in about]
-            return list(_listed([*zip(values, about.values(), strict=True)]))
+            return list(_listed(setting_rows(decode)))
         self._change("set", re.split(r"\s+(?=[\w.]+=)", re.sub(r"\s*=\s*", "=", " ".join(arguments))))
         return [f"({difference(self.conversation.decode, decode) or 'as it was'})"]
 
@@ -205,6 +184,8 @@ class Repl:
         self.shown = count
         if count == 1:
             return ["(the best)"]
+        if self.beside:
+            return [f"(the {count} best, after /compare; now the best of each run)"]
         last = self.conversation.exchanges[-1:]
         kept = min((len(exchange.hypotheses) for exchange in last), default=count)
         fewer = f"; the last reply was asked for with {kept}" if kept < count else ""
@@ -213,37 +194,33 @@ class Repl:
 
     def _beam(self, arguments: list[str]) -> list[str]:
         self._change("beam", ["method=beam", f"beam={arguments[0]}"])
-        return self._settings()
+        return [self._settings()]
 
     def _greedy(self, arguments: list[str]) -> list[str]:
-        return self._without_groups("greedy", ["method=beam", "beam=1"])
+        return self._with_defaults("greedy", GREEDY, [])
 
     def _sample(self, arguments: list[str]) -> list[str]:
         pairs = [argument.partition("=") for argument in arguments]
         settings = [f"{SHORT.get(key, key)}{is_}{value}" for key, is_, value in pairs]
-        return self._without_groups("sample", ["method=sample", *settings])
+        return self._with_defaults("sample", {**ONE_GROUP, "method": "sample"}, settings)
 
-    def _without_groups(self, command: str, settings: Sequence[str]) -> list[str]:
-        """Apply settings that do not fit diverse groups, and end these."""
-        diverse = self.conversation.decode.groups > 1
-        self._change(command, [*(f"{key}={value}" for key, value in ONE_GROUP.items()), *settings])
-        return self._settings() + ["(without diverse groups)"] * diverse
+    def _with_defaults(self, command: str, usual: Mapping[str, Any], settings: Sequence[str]) -> list[str]:
+        """Apply settings with the values that they need of others. Name those that this changed."""
+        before = self.conversation.decode
+        self._change(command, [*(f"{key}={value}" for key, value in usual.items()), *settings])
+        return [self._settings(), *without(before, usual)]
 
     def _seed(self, arguments: list[str]) -> list[str]:
         self._change("seed", [f"seed={arguments[0]}"])
-        return self._settings()
+        return [self._settings()]
 
-    def _settings(self) -> list[str]:
-        decode = self.conversation.decode
-        if decode.method == "beam":
-            return ["(greedy)" if decode.beam == 1 else f"(beam search, {decode.beam} beams)"]
-        return [
-            f"(sampling: T={decode.temperature:g} on={decode.temperature_on} top_k={decode.top_k} "
-            f"top_p={decode.top_p:g} seed={decode.seed}, best of {decode.nbest})"
-        ]
+    def _settings(self) -> str:
+        return f"({summary(self.conversation.decode)})"
 
     def _probs(self, arguments: list[str]) -> list[str]:
-        steps = self.conversation.probabilities(_whole("probs", arguments[0]) if arguments else 5)
+        count = _whole("probs", arguments[0]) if arguments else 5
+        with CTRL_C.ends_reply():
+            steps = self.conversation.probabilities(count)
         if steps is None:
             return ["(no reply to look into yet)"]
         lines = []
@@ -262,12 +239,14 @@ class Repl:
             return ["(one run again)"]
         if self._open_run is None:
             return ["(no other run can be opened here)"]
-        self.beside = SideBySide(self.conversation, self._open_run(_path(arguments)))
+        with CTRL_C.ends_reply():
+            second = self._open_run(_path(arguments))
+        self.beside = SideBySide(self.conversation, second)
         return [f"(every line is answered by {' and '.join(self.beside.names)})"]
 
     def _show(self, arguments: list[str]) -> list[str]:
         heard = self.conversation.next_example(Utterance(HUMAN, "")).context[:-1]
-        return self._settings() + [f"{u.speaker or ' '}  {u.text}" for u in heard]
+        return [self._settings(), *(f"{u.speaker or ' '}  {u.text}" for u in heard)]
 
     def _history(self, arguments: list[str]) -> list[str]:
         lines = [
@@ -365,7 +344,12 @@ COMMANDS = {
     ),
     "load": Command("/load FILE", "go on from a saved conversation", Repl._load, 1, 1, True),
     "replay": Command(
-        "/replay FILE", "say its lines again; shows old and new replies", Repl._replay, 1, 1, True
+        "/replay FILE",
+        "say its lines again in a new conversation; shows old and new replies",
+        Repl._replay,
+        1,
+        1,
+        True,
     ),
     "quit": Command("/quit", "leave", Repl._quit),
 }

@@ -43,10 +43,9 @@ def chat(
     """
     from dialog.chat.repl import Repl
 
-    repl = Repl(
-        open_conversation(run, checkpoint, decode, others),
-        lambda other: open_conversation(other, checkpoint, None),
-    )
+    conversation = open_conversation(run, checkpoint, decode, others)
+    conversation.model.require(conversation.decode)
+    repl = Repl(conversation, lambda other: open_conversation(other, checkpoint, None))
     converse(repl, source or sys.stdin, output or sys.stdout, replay)
 
 

@@ -31,7 +31,7 @@ class DecodeConfig(Section):
     }
 
     method: Literal["beam", "sample"] = Field("beam", description="decoding method: beam search or sampling")
-    beam: Size = Field(10, description="beam width; 1 = greedy")
+    beam: Size = Field(10, description="beam width; 1 = greedy if length_penalty is 0")
     groups: Size = Field(
         1, description="number of groups of diverse beam search, which divide the beam; 1 = off"
     )
@@ -54,10 +54,11 @@ class DecodeConfig(Section):
     )
     mmi_run: str = Field(
         "",
-        description="mmi: folder of a run trained with data.direction = backward, log P(context | response)",
+        description="mmi: folder of a run trained with data.direction = backward, for"
+        " log P(last utterance | response)",
     )
     mmi_weight: float = Field(
-        0.5, ge=0, le=1000, description="mmi: factor on log P(context | response) beside the score"
+        0.5, ge=0, le=1000, description="mmi: factor on log P(last utterance | response) beside the score"
     )
     max_length: Size = Field(30, description="maximum length of a response in tokens without </s>")
     min_length: Count = Field(0, description="minimum length of a response in tokens without </s>")
@@ -122,6 +123,12 @@ class DecodeConfig(Section):
         return self
 
 
-ONE_GROUP: Mapping[str, Any] = {  # settings without diverse groups, for greedy search and sampling
-    name: DecodeConfig.model_fields[name].default for name in ("groups", "diversity")
+def _defaults(*names: str) -> dict[str, Any]:
+    return {name: DecodeConfig.model_fields[name].default for name in names}
+
+
+ONE_GROUP: Mapping[str, Any] = _defaults("groups", "diversity")  # for sampling and greedy search
+GREEDY: Mapping[str, Any] = {  # the most probable token at every step
+    **{"method": "beam", "beam": 1, **ONE_GROUP},
+    **_defaults("length_penalty", "select", *DecodeConfig.owners["select"]),
 }

@@ -29,6 +29,7 @@ class RequiredPhrases:
     def __init__(self, phrases: Sequence[Sequence[int]], eos: int) -> None:
         self._phrases = [torch.tensor(phrase) for phrase in phrases]
         self._eos = eos
+        self._lengths = torch.tensor([len(phrase) for phrase in phrases])
         self.tokens = sum(map(len, phrases))
         self.next_tokens = torch.tensor(sorted({token for phrase in phrases for token in phrase}))
 
@@ -46,9 +47,19 @@ class RequiredPhrases:
             found.append(held)
         return torch.stack(found, 1)
 
+    def held(self, history: Tensor) -> Tensor:
+        """(R,) tokens of the phrases in the history (R, t): those of complete ones and the longest beginning.
+
+        Of phrases that begin alike, the next tokens can complete only one, so beginnings do not add up.
+        """
+        progress = self.progress(history)
+        whole = progress == self._lengths.to(history.device)
+        done: Tensor = progress.masked_fill(~whole, 0).sum(1) + progress.masked_fill(whole, 0).amax(1)
+        return done
+
     def complete(self, history: Tensor) -> Tensor:
         """(R,) true if the history (R, t) contains every phrase."""
-        done: Tensor = self.progress(history).sum(1) == self.tokens
+        done: Tensor = self.held(history) == self.tokens
         return done
 
     def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
@@ -63,7 +74,7 @@ class RequiredPhrases:
         self.restrict_(log_probs, history, sources)
         left = max_length - history.shape[1] - 1  # after the next token
         progress = self.progress(history)
-        lengths = progress.new_tensor([len(phrase) for phrase in self._phrases])
+        lengths = self._lengths.to(history.device)
         needed = lengths.masked_fill(progress == lengths, 0).sum(1)  # after any token of no phrase
         late = ((needed > left) & (needed > 0)).nonzero()[:, 0]
         if not len(late):
@@ -71,7 +82,7 @@ class RequiredPhrases:
         only = torch.full_like(log_probs[late], -INFINITY)
         for token in self.next_tokens.to(history.device):
             after = torch.cat([history[late], token.expand(len(late), 1)], 1)
-            fits = self.tokens - self.progress(after).sum(1) <= left
+            fits = self.tokens - self.held(after) <= left
             only[fits, token] = log_probs[late[fits], token]
         log_probs[late] = only
 
@@ -97,7 +108,7 @@ class RequiredPhrases:
             merits: (S, C), highest first in each row.
             histories: (S, C, t) with the candidates' tokens; </s> follows only complete phrases.
         """
-        banks = self.progress(histories.flatten(0, 1)).sum(1).view_as(merits)
+        banks = self.held(histories.flatten(0, 1)).view_as(merits)
         count = self.tokens + 1
         rank = torch.nn.functional.one_hot(banks, count).cumsum(1).gather(2, banks[..., None])[..., 0] - 1
         rank = rank.masked_fill(merits == -INFINITY, merits.shape[1])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, Texts
 from lm.errors import ConfigError, visible
-from lm.text.vocabulary import Codec
+from lm.text.vocabulary import UNK, Codec
 
 _LONGEST = 60  # characters of a phrase in a message
 
@@ -15,14 +15,14 @@ def texts_of(
 ) -> Texts:
     """The texts of the rules of a config, for sources with these ``contexts``, utterances in token ids.
 
-    A forbidden phrase with an unknown word cannot occur, and is left out. Raises ConfigError if a required
-    phrase or the beginning has an unknown word or contains a forbidden phrase, or if they exceed
-    ``max_length``.
+    A forbidden phrase with an unknown word cannot occur, and is left out, but ``<unk>`` itself can. Raises
+    ConfigError if a required phrase or the beginning has an unknown word or contains a forbidden phrase, or
+    if they exceed ``max_length``. A phrase that the beginning contains takes no room of its own.
     """
     begin = _known("begin", config.begin, codec, marks) if config.begin.strip() else []
     require = [_known("require", phrase, codec, marks) for phrase in config.require]
-    forbid = [ids for phrase in config.forbid if not _unknown(ids := codec.encode(phrase), codec, marks)]
-    length = len(begin) + sum(map(len, require))
+    forbid = [ids for phrase in config.forbid if _possible(phrase, ids := codec.encode(phrase), codec, marks)]
+    length = len(begin) + sum(len(ids) for ids in require if not _contains(begin, ids))
     if length > config.max_length:
         raise ConfigError(
             f"decode.begin and decode.require have {length:,} tokens, more than decode.max_length ="
@@ -45,7 +45,7 @@ def texts_of(
 def _known(key: str, text: str, codec: Codec, marks: Marks) -> list[int]:
     """Ids of a text. ConfigError if a word is unknown."""
     ids = codec.encode(text)
-    if _unknown(ids, codec, marks):
+    if codec.vocabulary.unk in ids or not _possible(text, ids, codec, marks):
         raise ConfigError(
             f"decode.{key} {visible(text[:_LONGEST])!r}: not in the run's vocabulary;"
             " choose words of its training text"
@@ -53,10 +53,10 @@ def _known(key: str, text: str, codec: Codec, marks: Marks) -> list[int]:
     return ids
 
 
-def _unknown(ids: Sequence[int], codec: Codec, marks: Marks) -> bool:
-    """True if the ids are empty, or responses cannot contain them."""
-    never = {codec.vocabulary.unk, marks.bos, marks.eos, *marks.forbidden}
-    return not ids or not never.isdisjoint(ids)
+def _possible(text: str, ids: Sequence[int], codec: Codec, marks: Marks) -> bool:
+    """True if responses can contain the ids of a text: some, without marks and without unknown words."""
+    unknown = ids.count(codec.vocabulary.unk) > text.count(UNK)
+    return bool(ids) and not unknown and {marks.bos, marks.eos, *marks.forbidden}.isdisjoint(ids)
 
 
 def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:

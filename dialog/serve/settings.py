@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dialog.decoding.config import ONE_GROUP, DecodeConfig
+from dialog.decoding.config import GREEDY, ONE_GROUP, DecodeConfig
 from lm.serve.failure import wrong_value
 from lm.serve.protocol import (
     COLDEST,
@@ -30,7 +30,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     """
     given: dict[str, Any] = {}
     if request.temperature == 0:
-        given |= {"method": "beam", "beam": 1, **ONE_GROUP}
+        given |= GREEDY
     elif request.temperature is not None or _narrows(request.top_p, usual):
         given |= {"method": "sample", **ONE_GROUP}
         given |= {
@@ -50,7 +50,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
         decode = DecodeConfig.model_validate(settings)
     except ValidationError as error:
         raise refused(error, "decode") from None
-    if decode.mmi_run != usual.mmi_run:
+    if decode.mmi_run not in ("", usual.mmi_run):
         raise wrong_value("decode.mmi_run", "only the server names folders")
     for name, most in LIMITS.items():
         if getattr(decode, name) > max(most, getattr(usual, name)):

@@ -86,7 +86,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Member:
-    """A further run of an ensemble, and the fingerprint of its weights."""
+    """A further run of an evaluation, and the fingerprint of its weights."""
 
     run: str
     weights: str | None
@@ -224,16 +224,24 @@ def load_evaluation(
     lists = [lookup(contexts, column) for column in columns]
     if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
         raise StorageError(f"{path}: its contexts do not match; {again}")
+    _require_same_weights(path, run, result, again)
+    details = record.get("details")
+    return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {})
+
+
+def _require_same_weights(path: Path, run: Path, result: JsonObject, again: str) -> None:
+    """Raise DataError if the weights of a run, or of another that took part, have changed since."""
     checkpoint = str(result.get("checkpoint"))
     now = CheckpointStore.of(run).fingerprint(checkpoint)
     if now is not None and result.get("weights", now) != now:
         raise DataError(f"{path}: checkpoint {checkpoint} has changed since; {again}")
-    for other in result.get("ensemble_with") or ():
-        now = CheckpointStore.of(Path(other["run"])).fingerprint(checkpoint)
+    others = [(other, checkpoint) for other in result.get("ensemble_with") or ()]
+    if backward := result.get("mmi_with"):
+        others.append((backward, "best"))
+    for other, name in others:
+        now = CheckpointStore.of(Path(other["run"])).fingerprint(name)
         if None not in (now, other["weights"]) and now != other["weights"]:
-            raise DataError(f"{path}: checkpoint {checkpoint} of {other['run']} has changed since; {again}")
-    details = record.get("details")
-    return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {})
+            raise DataError(f"{path}: checkpoint {name} of {other['run']} has changed since; {again}")
 
 
 def damaged(record: Mapping[str, Any]) -> bool:

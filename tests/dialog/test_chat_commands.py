@@ -7,6 +7,7 @@ import pytest
 
 from dialog.chat.conversation import Conversation
 from dialog.chat.repl import COMMANDS, Repl
+from dialog.trained import TrainedModel
 from tests.support.toy_chat import conversation
 from tests.support.toy_responder import ToyResponder
 
@@ -37,9 +38,38 @@ def test_commands_that_do_not_fit_diverse_groups_end_them(command: str) -> None:
     alone = Repl(Conversation(ToyResponder()))
     assert chat.feed("/set beam=10 groups=5 diversity=2.0") != chat.feed("/set")
     told = chat.feed(command)
-    assert told == [*alone.feed(command), "(without diverse groups)"]
+    assert told == [*alone.feed(command), "(without groups, diversity)"]
     assert (chat.conversation.decode.groups, chat.conversation.decode.diversity) == (1, 0.5)
     assert chat.feed(command) == told[:-1]
+
+
+def test_greedy_ends_what_would_choose_another_reply() -> None:
+    chat = conversation()
+    chat.feed("/set length_penalty=1 select=mbr candidates=9 mbr_metric=chrf")
+    assert chat.feed("/greedy") == ["(greedy)", "(without length_penalty, select, candidates, mbr_metric)"]
+    decode = chat.conversation.decode
+    assert (decode.beam, decode.length_penalty, decode.select, decode.candidates) == (1, 0.0, "score", 0)
+
+
+def test_help_explains_the_scores_that_are_shown() -> None:
+    chat = conversation()
+    assert "log-probabilities" in " ".join(chat.feed("/help"))
+    chat.feed("/set select=mbr candidates=9")
+    told = " ".join(chat.feed("/help"))
+    assert "mean similarity" in told
+    assert "nats" not in told
+
+
+def test_impossible_settings_are_refused_at_once(tiny: TrainedModel) -> None:
+    chat = Repl(Conversation(tiny))
+    before = chat.conversation.decode
+    for setting, says in (
+        ('require=["zebra"]', "decode.require 'zebra': not in the run's vocabulary"),
+        ("select=mmi mmi_run=nowhere", "nowhere: no such run"),
+    ):
+        (told,) = chat.feed(f"/set {setting}")
+        assert says in told
+    assert chat.conversation.decode == before
 
 
 def test_nbest_lists_equal_samples_once() -> None:

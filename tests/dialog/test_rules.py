@@ -128,14 +128,18 @@ def test_samples_that_the_rules_leave_without_a_next_token_are_dropped() -> None
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_samples_have_what_is_required_and_the_best_score_comes_first(penalty: float) -> None:
-    texts, marks = Texts(require=[[5, 5], [3, 2, 4]]), Marks(BOS, EOS, (BOS,))
-    settings = {"nbest": 40, "max_length": 8, "length_penalty": penalty, "method": "sample"}
+@pytest.mark.parametrize("phrases", [[[5, 5], [3, 2, 4]], [[4, 2], [4, 3]]])
+def test_samples_have_what_is_required_and_the_best_score_comes_first(
+    phrases: list[list[int]], penalty: float
+) -> None:
+    texts, marks = Texts(require=phrases), Marks(BOS, EOS, (BOS,))
+    settings = {"nbest": 40, "max_length": 5, "length_penalty": penalty, "method": "sample"}
     ends = set()
     for seed in range(3):
         model = Recurrent(seed, vocab=VOCAB, sources=2, sharpness=1.0)
         for found in sample(model.step, model.state([0, 1]), 2, decode(**settings), marks, [1, 2], texts):
-            assert all(has(h.tokens, [5, 5]) and has(h.tokens, [3, 2, 4]) for h in found)
+            assert len(found) == 40, "no sample without room for the rest"
+            assert all(has(h.tokens, phrase) for h in found for phrase in phrases)
             ends |= {h.finished for h in found}
             for one in found:
                 length = len(one.tokens) + one.finished
@@ -145,15 +149,16 @@ def test_samples_have_what_is_required_and_the_best_score_comes_first(penalty: f
     assert ends == {True, False}
 
 
-def test_a_narrow_beam_places_what_is_required() -> None:
-    """However unlikely the phrases are, and also where their last token comes at full length."""
+@pytest.mark.parametrize("phrases", [[[5, 5], [3, 2, 4]], [[4, 2], [4, 3]], [[4, 4], [4, 5], [4]]])
+def test_a_narrow_beam_places_what_is_required(phrases: list[list[int]]) -> None:
+    """Also improbable phrases, phrases that begin alike, and those whose last token is at full length."""
     for seed in range(5):
         model = Recurrent(seed, vocab=VOCAB, sources=2, sharpness=6.0)
-        for beam in (1, 3):
+        for beam in (1, 2, 3):
             config = decode(beam=beam, nbest=2, max_length=5)
-            for found in search(model, config, Texts(require=[[5, 5], [3, 2, 4]])):
+            for found in search(model, config, Texts(require=phrases)):
                 assert found
-                assert all(has(h.tokens, [5, 5]) and has(h.tokens, [3, 2, 4]) for h in found)
+                assert all(has(h.tokens, phrase) for h in found for phrase in phrases)
 
 
 def diverse(model: Recurrent, source: int, config: DecodeConfig) -> list[list[Hypothesis]]:
@@ -254,9 +259,14 @@ def test_words_become_tokens_or_are_refused() -> None:
     assert codec.decode(found.begin) == "i like"
     assert found.contexts == [[codec.encode("you like rain")]]
     assert texts().contexts == []
+    unknown = vocabulary.unk
+    found = texts(forbid=["<unk>", "i <unk>", "zebra <unk>"])
+    assert found.forbid == [[unknown], [*codec.encode("i"), unknown]], "responses can contain <unk> itself"
+    assert texts(begin="i like rain .", require=["like rain"]).require, "the beginning has it"
     for keys, message in [
         ({"require": ["a zebra"]}, r"decode\.require 'a zebra': not in the run's vocabulary"),
         ({"require": ["é" * 999]}, r"decode\.require 'é{60}': not in the run's vocabulary"),
+        ({"require": ["a <unk>"]}, r"decode\.require 'a <unk>': not in the run's vocabulary"),
         ({"begin": "<s> you"}, r"decode\.begin '<s> you': not in"),
         ({"begin": "i like", "require": ["you like", "rain ."]}, r"have 6 tokens, more than .* = 5"),
         ({"begin": "i like rain", "forbid": ["like rain"]}, r"decode\.begin contains 'like rain', which"),

@@ -1,6 +1,8 @@
 """Selection among candidates: minimum Bayes risk and mutual information, against plain formulas."""
 
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from dialog.evaluate import evaluate
 from dialog.trained import TrainedModel
 from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
-from lm.errors import ConfigError, StorageError
+from lm.errors import ConfigError, DataError, StorageError
+from lm.runs.checkpoint import CheckpointStore
+from lm.runs.evaluations import Member, load_evaluation
 from tests.support.tiny_dialog import train_dialog, write_corpus
 
 TEXT = st.lists(st.sampled_from(["a", "b", "c", "i", "know"]), max_size=5).map(" ".join)
@@ -63,28 +67,28 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return {
         "forward": train_dialog(corpus, folder / "forward"),
         "one": train_dialog(corpus, folder / "one", *back, "data.context=1"),
-        "two": train_dialog(corpus, folder / "two", *back, "data.context=2", "head.kind=sigsoftmax"),
     }
 
 
-@pytest.mark.parametrize("backward", ["one", "two"])
-def test_a_context_is_scored_by_the_chain_rule_from_its_end(
-    runs: dict[str, Path],
-    corpus: Path,
-    backward: str,
-) -> None:
-    """As the turns after the first of a conversation that is said backward, where these read the response."""
-    model = TrainedModel.load(runs[backward])
+def test_the_last_utterance_is_scored_given_the_response(runs: dict[str, Path], corpus: Path) -> None:
+    """As the second turn of a conversation that is said backward."""
+    model = TrainedModel.load(runs["one"])
     examples = list_examples(load_dialogs(str(corpus)))
     texts = ["yes it is", "bye", ""]
     for example, nll in zip(examples, model.context_nll(examples, [texts] * len(examples)), strict=True):
         for text, nats in zip(texts, nll, strict=True):
             said = [u for u in example.context if u != START] + [Utterance(example.responder, text)]
             whole = model.nll([Dialog("d", "", (Utterance("x", "not read"), *said))])
-            turns = [score.nll for score in whole if 1 <= score.turn <= model.config.data.context]
-            expected = math.fsum(turns[: len(said) - 1])
-            assert nats == pytest.approx(expected, abs=1e-4)
+            expected = [score.nll for score in whole if score.turn == 1][: len(said) - 1]
+            assert nats == pytest.approx(sum(expected), abs=1e-4)
     assert not any(model.context_nll(examples[:1], [texts])[0]), "nothing was said before"
+
+
+@pytest.mark.parametrize("context", [2, 9])
+def test_a_backward_model_reads_one_utterance(corpus: Path, tmp_path: Path, context: int) -> None:
+    with pytest.raises(ConfigError, match=f"context = {context}: a backward model .* set data.context = 1"):
+        train_dialog(corpus, tmp_path / "run", "data.direction=backward", f"data.context={context}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_mutual_information_reorders_the_candidates(runs: dict[str, Path], corpus: Path) -> None:
@@ -136,6 +140,22 @@ def test_bayes_risk_chooses_among_samples_and_is_evaluated(runs: dict[str, Path]
     some.write_text('[{"context": [], "responses": ["yes"]}]', encoding="utf-8")
     with pytest.raises(ConfigError, match="has no references for a backward run"):
         evaluate(runs["one"], references=some)
+
+
+def test_an_evaluation_names_the_weights_of_its_backward_run(
+    runs: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
+    backward = ("data.direction=backward", "data.context=1")
+    back = train_dialog(corpus, tmp_path / "back", *backward)
+    keys = ["select=mmi", f"mmi_run={back}", "candidates=3", "nbest=1", "beam=3"]
+    result = evaluate(runs["forward"], overrides=[f"decode.{key}" for key in keys])
+    assert result.mmi_with == Member(str(back), CheckpointStore.of(back).fingerprint("best"))
+    assert evaluate(runs["forward"]).mmi_with is None
+    load_evaluation(runs["forward"], result.name, (), (), "dialog")
+    shutil.rmtree(back)
+    train_dialog(corpus, back, *backward, "train.seed=4")
+    with pytest.raises(DataError, match=f"checkpoint best of {re.escape(str(back))} has changed since"):
+        load_evaluation(runs["forward"], result.name, (), (), "dialog")
 
 
 def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:

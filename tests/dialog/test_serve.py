@@ -199,6 +199,8 @@ def test_parameters_change_the_settings_of_the_run(more: dict[str, Any], changed
 def test_settings_of_the_run_give_way_to_those_of_a_request() -> None:
     sampled = DecodeConfig(method="sample", top_p=0.9)
     assert decoding(parsed_chat(top_p=1), sampled).top_p == 1
+    chosen = DecodeConfig(select="mmi", mmi_run="back", candidates=9, length_penalty=1.0)
+    assert decoding(parsed_chat(temperature=0), chosen) == DecodeConfig(beam=1), "greedy"
     long, diverse = DecodeConfig(min_length=5), DecodeConfig(groups=5, diversity=1.0)
     assert decoding(parsed_chat(decode={"max_length": 3}), long).min_length == 3
     assert decoding(parsed_chat(decode={"beam": 4}), diverse).groups == 1

@@ -1,5 +1,6 @@
 """/compare: every line is answered by two runs, each in its own conversation."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from dialog.batches import Example
 from dialog.chat.conversation import Conversation
+from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.repl import Repl
 from dialog.chat.transcript import Source
 from dialog.decoding.config import DecodeConfig
@@ -98,6 +100,30 @@ def test_a_failure_of_the_other_run_leaves_both_as_they_were(chat: Repl) -> None
     assert chat.feed("fail") == ["not finite"]
     assert not chat.conversation.exchanges
     assert chat.feed("so")[1] == f"softmax  {alone(Contrary(), ['so'])[0]}"
+
+
+def test_ctrl_c_ends_the_loading_of_the_other_run() -> None:
+    def pressed(run: Path) -> Conversation:
+        signal.raise_signal(signal.SIGINT)
+        return conversation(Contrary(), str(run))
+
+    chat = Repl(conversation(ToyResponder(), "runs/mos"), pressed)
+    with CTRL_C.held():
+        assert chat.feed("/compare softmax") == ["(stopped)"]
+    assert chat.beside is None
+
+
+def test_one_reply_of_each_run_is_shown_and_repetition_is_noted(
+    chat: Repl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat.feed("/compare softmax")
+    assert chat.feed("/nbest 3") == ["(the 3 best, after /compare; now the best of each run)"]
+    assert len(chat.feed("so")) == 2
+    word = chat.conversation.model.codec.encode("so")
+    looping = [[Hypothesis((*word * 12,), -1.0, -1.0, finished=True)]]
+    monkeypatch.setattr(chat.conversation.model, "respond", lambda examples, decode: looping)
+    chat.feed("well")
+    assert "goes round in a loop" in chat.notes[-1]
 
 
 def test_an_ensemble_has_the_names_of_its_runs() -> None:

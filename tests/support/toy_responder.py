@@ -29,6 +29,9 @@ class ToyResponder:
         self.codec: Codec = build_codec("whitespace", [WORDS], vocab_size=50, extra_counts=extra)
         self.heard: list[Example] = []
 
+    def require(self, decode: DecodeConfig) -> None:
+        """All decoding is possible."""
+
     def respond(self, examples: Sequence[Example], decode: DecodeConfig) -> list[list[Hypothesis]]:
         self.heard += examples
         for example in examples:
