@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
+from dialog.commands import (
+    DecodeOverrides,
+    chat,
+    decoding_of,
+    human_distinct,
+    require_trainable_dialog,
+    serve,
+)
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
 from lm.config.load import Resolved, load_config, require_effect
@@ -221,9 +228,8 @@ def train(
 
     Example: dialog train own_small --data chat.txt
     """
-    # refused before data
+    # refused before data; decoding settings may wait for chats
     first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
-    # decoding settings may wait for chats
     require_effect(first.config, [text for text in overrides or () if not text.startswith("decode.")])
     in_processes(processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
@@ -255,7 +261,7 @@ def _train(
     return train_model(resolved, folder, report, verdict)
 
 
-add_tune(app, "dialog", DialogConfig, _train, "smalltalk_mos --space smalltalk --trials 20 --workers 2")
+add_tune(app, "dialog", DialogConfig, require_trainable_dialog, _train, "smalltalk_mos --space smalltalk")
 
 
 @app.command()

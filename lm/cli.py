@@ -40,6 +40,7 @@ from lm.console.options import (
     output_file,
     output_folder,
 )
+from lm.disk.new_folder import beside
 from lm.doctor.cli import add_doctor
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
@@ -52,6 +53,7 @@ from lm.language.options import (
     McSamples,
     TemperatureSearch,
     lm_config,
+    require_trainable_lm,
     require_used,
     spare_texts,
 )
@@ -178,7 +180,7 @@ def _train(
     return train_model(resolved, folder, report, verdict)
 
 
-add_tune(app, "lm", LmConfig, _train, "ptb_small_mos --space ptb_small --trials 20 --workers 2")
+add_tune(app, "lm", LmConfig, require_trainable_lm, _train, "ptb_small_mos --space ptb_small")
 
 
 @app.command()
@@ -189,7 +191,7 @@ def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None)
     """
     from lm.language.train import finetuned
 
-    folder = run or source.with_name(f"{source.name}-finetuned")
+    folder = run or beside(source, "-finetuned")
     resolved = finetuned(source, overrides or [])
     require_used(resolved.config, overrides or ())
     show_training(folder, partial(_train, resolved, folder))
@@ -291,7 +293,6 @@ def dynamic(
     from lm.language.setting_search import Draws, Grid, require_free
     from lm.language.tables import dynamic_tables
 
-    named = named_setting(setting)
     given = {"lr": lr, "decay": decay, "eps": eps, "scaling": scaling, "window": window, "streams": streams}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if grid and trials:
@@ -301,7 +302,7 @@ def dynamic(
     search = Grid() if grid else Draws(trials) if trials else None
     if search:
         require_free(search, changed)
-    chosen = replace(named, **changed)
+    chosen = replace(named_setting(setting), **changed)
     cached = None if cache is None else CacheSetting.parse(cache)
     wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("adapting") as progress:

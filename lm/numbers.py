@@ -13,6 +13,8 @@ _FORMATS = {
     r"^p$": "{:.4f}",
     r"bleu|distinct|precision|recall": "{:.3f}",
     r"nll|nats|kl": "{:,.4f}",
+    r"τ": "{:.6f}",
+    r"mb": "{:,.1f}",
 }
 _KINDS = [(re.compile(rf"\b(?:{words})\b"), form) for words, form in _FORMATS.items()]
 _LEAST_P = 0.0001  # smaller p-values are shown as below it

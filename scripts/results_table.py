@@ -36,6 +36,7 @@ from lm.runs.pooling import FREE_KEYS
 
 Result = dict[str, Any]
 
+HASHED = {"data.test", "train.keep_last", "train.log_every"}  # keys without effect that published hashes have
 SCHEMAS: dict[str, type[LmConfig] | type[DialogConfig]] = {"lm": LmConfig, "dialog": DialogConfig}
 COLUMNS = {  # form and name of the number by heading
     "valid ppl": (".2f", "valid_perplexity"),
@@ -260,7 +261,7 @@ def config_sha256(config: LmConfig | DialogConfig) -> str:
         for section, keys in config.model_dump(mode="json", exclude_defaults=True).items()
         if isinstance(keys, Mapping)
         for key, value in keys.items()
-        if f"{section}.{key}" not in FREE_KEYS and section != "decode"  # the evaluation has these
+        if f"{section}.{key}" not in FREE_KEYS - HASHED and section != "decode"  # the evaluation has these
     }
     return hashlib.sha256(canonical_json(kept)).hexdigest()[:16]
 

@@ -1,6 +1,7 @@
 """What every test runs under: fixed seeds, one thread, no network, no files outside its own folders."""
 
 import atexit
+import errno
 import os
 import random
 import shutil
@@ -102,6 +103,33 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that is also the working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def unwritable(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes a folder read-only for this process, as a file system is, also for a privileged user."""
+
+    def make(folder: Path) -> None:
+        names: tuple[tuple[Any, str], ...] = ((os, "open"), (os, "mkdir"), (os, "rename"), (os, "replace"))
+        for module, name in names:
+            original = getattr(module, name)
+
+            def refuse(path: Any, *arguments: Any, _original: Any = original, **options: Any) -> Any:
+                writes = _original is not os_open or bool(
+                    (arguments or [options.get("flags", 0)])[0] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+                )
+                inside = isinstance(path, str | os.PathLike) and folder in (
+                    Path(path).absolute(),
+                    *Path(path).absolute().parents,
+                )
+                if writes and inside:
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+                return _original(path, *arguments, **options)
+
+            monkeypatch.setattr(module, name, refuse)
+
+    os_open = os.open
+    return make
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ def rank(
     from lm.analysis.spectrum_figure import draw_spectra
     from lm.disk.storage import make_folder
     from lm.parallel.slices import joined
+    from lm.runs.evaluations import require_measurable
 
     names = [str(run) for run in runs]
     with counting("factorising") as progress, process_group() as group:
@@ -71,6 +72,7 @@ def rank(
         def rows(part: range) -> Iterator[dict[str, Any]]:
             several = [runs[index] for index in part]
             for opened, text in opened_steps(several, data, limit, checkpoint):
+                require_measurable(opened.run, "analysis")
                 kept = opened.run / "analysis"
                 make_folder(kept)
                 found = rank_of_run(

@@ -108,10 +108,11 @@ def recovery_tables(surprises: Surprises, runs: Mapping[str, Recovery]) -> list[
             "model": name,
             "nats a token": run.mean,
             **{f"{step} after": loss for step, loss in enumerate(run.after, start=1)},
-            "gain": f"{run.gain:.4f}",
-            "gain 1 after": f"{run.gain_after[0]:.4f}",
-            "difference": f"{run.gain_after[0] - run.gain:.4f}",
-            "95 % interval": _shown(run.excess_after[0]),
+            "gain in nats": run.gain,
+            "gain 1 after, nats": run.gain_after[0],
+            "difference, nats": run.gain_after[0] - run.gain,
+            "95 % from, nats": (interval := run.excess_after[0]) and interval.low,
+            "to, nats": interval and interval.high,
         }
         for name, run in runs.items()
     ]
@@ -125,7 +126,3 @@ def recovery_tables(surprises: Surprises, runs: Mapping[str, Recovery]) -> list[
         "gains are against the first model; a positive difference of gains is a better recovery",
         *([few] if surprises.blocks < FEWEST_UNITS else []),
     ]
-
-
-def _shown(interval: Interval | None) -> str | None:
-    return None if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"

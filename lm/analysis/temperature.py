@@ -212,9 +212,9 @@ def temperature_tables(results: Mapping[str, TemperatureReport]) -> list[Table |
     models = [
         {
             "model": name,
-            "mean τ": f"{found.mean:.6f}",
-            "std by word": f"{found.word_std:.2e}",
-            "std by context": f"{found.context_std:.2e}",
+            "mean τ": found.mean,
+            "std by word": found.word_std,
+            "std by context": found.context_std,
             "hottest": " ".join(word.word for word in found.hottest[:5]),
             "coldest": " ".join(word.word for word in found.coldest[:5]),
         }
@@ -224,9 +224,10 @@ def temperature_tables(results: Mapping[str, TemperatureReport]) -> list[Table |
         {
             "place": f"{place.part} {place.place}",
             "model": name,
-            "τ of the word": f"{place.mean:.6f}",
-            "95 % interval": place.interval and f"{place.interval.low:.6f} to {place.interval.high:.6f}",
-            "mean τ": f"{place.mean_of_words:.6f}",
+            "τ of the word": place.mean,
+            "95 % from τ": place.interval and place.interval.low,
+            "to τ": place.interval and place.interval.high,
+            "mean τ": place.mean_of_words,
         }
         for name, found in results.items()
         for place in found.positions
@@ -239,8 +240,8 @@ def temperature_tables(results: Mapping[str, TemperatureReport]) -> list[Table |
             places = [
                 {
                     "before": " ".join(place.context),
-                    "τ": f"{place.temperature:.6f}",
-                    "mean τ": f"{place.mean_of_words:.6f}",
+                    "τ": place.temperature,
+                    "mean τ": place.mean_of_words,
                 }
                 for place in found.occurrences[:MOST_OCCURRENCES]
             ]

@@ -54,18 +54,23 @@ def load_config(source: str, schema: type[C], *, family: str, overrides: Sequenc
 def require_effect(config: BaseModel, overrides: Sequence[str]) -> None:
     """Raise ConfigError if a ``section.key=value`` override of a config sets a key that nothing reads."""
     for text in overrides:
-        key = text.partition("=")[0].strip()
-        table, _, name = key.rpartition(".")
-        section = getattr(config, table, None)
-        if not isinstance(section, Section):
-            continue
-        for decider, readers in section.readers.items():
-            value = getattr(section, decider)
-            if name in readers and value not in readers[name].values:
-                raise ConfigError(
-                    f"{COMMAND_LINE} {key}: has no effect with {table}.{decider} = {value}; leave it out, or"
-                    f" choose {readers[name].name}"
-                )
+        require_read(config, text.partition("=")[0].strip(), f"{COMMAND_LINE} ")
+
+
+def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[str] = ()) -> None:
+    """Raise ConfigError with ``where`` if nothing reads a key of a config.
+
+    The keys ``open_keys`` may get any value, so that those that depend on them may be read.
+    """
+    table, _, name = key.rpartition(".")
+    section = getattr(config, table, None)
+    for decider, readers in section.readers.items() if isinstance(section, Section) else ():
+        value = getattr(section, decider)
+        if name in readers and value not in readers[name].values and f"{table}.{decider}" not in open_keys:
+            raise ConfigError(
+                f"{where}{key}: has no effect with {table}.{decider} = {value}; leave it out, or"
+                f" choose {readers[name].name}"
+            )
 
 
 def override(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 
 from lm.config.difference import flat_config
+from lm.errors import ConfigError, visible
 
 
 def config_text(config: BaseModel) -> str:
@@ -29,6 +30,11 @@ def setting_text(key: str, value: object) -> str:
 
 
 def literal(value: object) -> str:
-    """A value as TOML, which equals its JSON. Unprintable characters are escaped."""
+    """A value as TOML, which equals its JSON. Unprintable characters are escaped.
+
+    Raises ConfigError for text that is not Unicode, such as the name of a file in another encoding.
+    """
     text = json.dumps("none" if value is None else value, ensure_ascii=False)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{visible(text)}: not UTF-8, which TOML needs; rename the file")
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

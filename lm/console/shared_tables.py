@@ -1,6 +1,5 @@
 """Tables of configs, their sizes, prepared corpora and p-values, for both families."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
         f"{name} {', '.join(map(str, size if isinstance(size, list) else [size]))}"
         for name, size in description["sizes"].items()
     ]
-    memory = {name: math.ceil(size / 1e6) for name, size in description["memory"].items()}
+    memory = {name: size / 1e6 for name, size in description["memory"].items()}
     return [
         Table("Parameters", [{"part": part, "parameters": count} for part, count in parameters.items()]),
         Table("Estimated memory", [{"part": part, "MB": count} for part, count in memory.items()]),

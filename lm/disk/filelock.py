@@ -1,5 +1,6 @@
 """Exclusive file lock, which the operating system releases when its process exits."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from lm.disk.storage import require_creatable, storage_errors, write_all
 from lm.errors import StorageError
 from lm.stop import cleaned_up, deferred_signals, delivered_signals
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system that cannot lock files
 POLL = 0.01  # seconds between two attempts at a lock that another process holds
 
 
@@ -64,10 +66,10 @@ class FileLock:
 
 
 def held(path: Path) -> bool:
-    """True if a process holds the lock of a file. Raises StorageError.
+    """True if a process holds the lock of a file; False if its file system has no locks.
 
     The check needs no write permission. It acquires the lock in shared mode for a moment, so several checks
-    do not disturb each other.
+    do not disturb each other. Raises StorageError.
     """
     with storage_errors(path):
         try:
@@ -78,20 +80,24 @@ def held(path: Path) -> bool:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return False
+            raise
         finally:
             os.close(fd)
     return False
 
 
 @contextmanager
-def exclusive(path: Path, refusal: str) -> Iterator[None]:
+def exclusive(path: Path, refusal: str = "") -> Iterator[None]:
     """Hold the lock of a file, which is removed in the end.
 
-    Raises StorageError with the message ``refusal`` at once if another process holds it.
+    If another process holds it, wait, or raise StorageError with the message ``refusal`` if that is given.
     """
     lock = FileLock(path)
     with deferred_signals():
-        if not lock.acquire(wait=False):
+        if not lock.acquire(wait=not refusal):
             raise StorageError(refusal)
         try:
             with delivered_signals(), cleaned_up(partial(os.unlink, path)):

@@ -14,8 +14,15 @@ from pathlib import Path
 
 from lm.disk.filelock import exclusive
 from lm.disk.storage import make_folder, move, publish_folder, remove_tree, storage_errors, sync
-from lm.errors import visible
+from lm.errors import require, visible
 from lm.stop import cleaned_up
+
+
+def beside(folder: Path, end: str) -> Path:
+    """The path of a folder with ``end`` after its name. Raises ConfigError for the root."""
+    named = folder if folder.name not in ("", "..") else Path(os.path.abspath(folder))
+    require(bool(named.name), f"{folder}: has no name of its own; choose a folder below it")
+    return named.with_name(f"{named.name}{end}")
 
 
 class NewFolder:
@@ -24,6 +31,7 @@ class NewFolder:
     def __init__(self, path: Path, command: str) -> None:
         self._path, self._command = path, command
         self._final = Path(os.path.abspath(path))
+        require(bool(self._final.name), f"{path}: has no name of its own; choose a folder below it")
         self._lock, self._tmp, self._old = (
             self._final.with_name(f".{self._final.name}.{end}") for end in ("lock", "tmp", "old")
         )

@@ -49,6 +49,7 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ENOLCK: _NO_LOCKS,
     errno.ENOTSUP: _NO_LOCKS,
+    errno.ENOSYS: _NO_LOCKS,
     errno.ENXIO: "replace it with a regular file",
     errno.ELOOP: "replace the symbolic link with its target",
 }
@@ -326,15 +327,13 @@ def require_place(folder: Path) -> None:
     require_creatable(existing)
 
 
-def require_creatable(folder: Path) -> None:
-    """Raise StorageError unless a file can be created in an existing folder, by a trial."""
+def require_creatable(folder: Path, remedy: str = "choose another folder") -> None:
+    """Raise StorageError with a remedy unless a file can be created in an existing folder, by a trial."""
     try:
         _try_file(folder)
     except OSError as error:
         reason = (error.strerror or "").lower()
-        raise StorageError(
-            f"{folder}: no file can be created there ({reason}); choose another folder"
-        ) from error
+        raise StorageError(f"{folder}: no file can be created there ({reason}); {remedy}") from error
 
 
 def _try_file(folder: Path) -> None:

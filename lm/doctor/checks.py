@@ -156,6 +156,8 @@ def _folders() -> Iterator[Diagnosis]:
                 yield Diagnosis("folders", "problem", says, "choose a folder on another file system")
         except (OSError, HighrankError) as error:
             remedy = "choose a folder that you may write to" if name != "temporary" else "set TMPDIR"
+            if "cannot lock files" in str(error):
+                remedy = "choose a folder on another file system"
             says = f"{name}: {getattr(error, 'strerror', None) or visible(error)}"
             yield Diagnosis("folders", "problem", private(says), remedy)
 

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 from lm.config.load import require_family
 from lm.config.places import not_a_run, runs_in
+from lm.disk.filelock import exclusive
 from lm.disk.storage import (
     canonical_json,
     finite,
@@ -22,8 +23,8 @@ from lm.disk.storage import (
     make_folder,
     read_json,
     remove_leftovers,
+    require_creatable,
     require_space,
-    require_writable,
     sealed,
     write_atomic,
 )
@@ -32,12 +33,13 @@ from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.results import Merged, as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import CONFIG
+from lm.stop import deferred_signals
 
 JsonObject = dict[str, Any]  # an object of a file
 T = TypeVar("T")
 
 EVALUATION_FORMAT = 1
-EVALUATIONS = "evaluation"
+EVALUATIONS, _LOCK = "evaluation", ".lock"
 _LONGEST = 200  # bytes of a name; a file system allows 255, with endings
 _ROOM = 1 << 20  # bytes of disk space for a result
 
@@ -149,9 +151,15 @@ def loaded(run: Path, checkpoint: str, load: Callable[[Path, str], T]) -> tuple[
 
 def require_keepable(run: Path) -> None:
     """Raise StorageError if :func:`keep` could not write later."""
-    folder = run / EVALUATIONS
     require_space(run, _ROOM)
-    require_writable((folder if folder.is_dir() else run) / "evaluation.json")
+    require_measurable(run, EVALUATIONS)
+
+
+def require_measurable(run: Path, folder: str) -> None:
+    """Raise StorageError if the results of a measurement could not be kept in a folder of the run."""
+    place = run / folder
+    remedy = f"results are kept in RUN/{folder}: copy the run to a place where you may write"
+    require_creatable(place if place.is_dir() else run, remedy)
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -163,17 +171,19 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     """Write an evaluation into its run, under the name of the result. Return the result with its final name.
 
     An evaluation of the same name, data and ensemble is replaced. If the existing one is of others, the new
-    name gets six digits of their hash. Raises StorageError if writing fails.
+    name gets six digits of their hash, also if another process writes it meanwhile. Raises StorageError if
+    writing fails.
     """
     folder, own = run / EVALUATIONS, _inputs_of(as_json(result))
     result = replace(result, name=_file_stem(result.name))
     make_folder(folder)
     remove_leftovers(folder)
-    if _kept_inputs(folder / f"{result.name}.json") not in (None, own):
-        result = replace(result, name=f"{result.name}.{own[:6]}")
-    record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
-    record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
-    write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
+    with exclusive(folder / _LOCK), deferred_signals():
+        if _kept_inputs(folder / f"{result.name}.json") not in (None, own):
+            result = replace(result, name=f"{result.name}.{own[:6]}")
+        record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
+        record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
+        write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
     return result
 
 

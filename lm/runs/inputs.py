@@ -53,13 +53,15 @@ _MEND = "restore it, or run the same training again, which mends it"
 OWN = "the run"  # provenance of a value whose own provenance is lost
 RECORD = "run"  # among the facts of a commit
 
-RESUMABLE = frozenset(
+WITHOUT_EFFECT = frozenset(
+    f"train.{key}" for key in ("checkpoint_every", "checkpoint_minutes", "exchange_minutes", "keep_last")
+) | {"about", "extends", "data.test"}
+"""Keys that change no number of a training."""
+
+RESUMABLE = WITHOUT_EFFECT | {
     f"train.{key}"
-    for key in (
-        "max_steps", "max_epochs", "max_minutes", "patience", "stop_trigger", "checkpoint_every",
-        "checkpoint_minutes", "keep_best", "keep_last", "exchange_minutes",
-    )
-) | {"about", "extends", "data.test"}  # fmt: skip
+    for key in ("max_steps", "max_epochs", "max_minutes", "patience", "stop_trigger", "keep_best")
+}
 """Keys that may change when a run of any family is resumed."""
 
 

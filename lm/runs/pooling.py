@@ -12,20 +12,12 @@ from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
 from lm.runs.contrasts import ScoreSums, means, welch
 from lm.runs.evaluations import Evaluation, evaluation_at
-from lm.runs.inputs import saved_settings
+from lm.runs.inputs import WITHOUT_EFFECT, saved_settings
 
 T = TypeVar("T")
 UnitSums = Mapping[str, ScoreSums]  # by score
 # config keys in which runs of one pool may differ; a measurement chooses the products, in decoding, too
-FREE_KEYS = {
-    "train.seed",
-    "about",
-    "extends",
-    "train.checkpoint_every",
-    "train.checkpoint_minutes",
-    "train.exchange_minutes",
-    "head.products",
-}
+FREE_KEYS = WITHOUT_EFFECT | {"train.seed", "train.log_every", "head.products"}
 FREE_DECODE_KEYS = ("products", "seed")  # keys that are not part of a way of decoding
 _ORIGIN, _ORIGINS = "train.start_from", 8  # runs from which a run was finetuned, one after the other
 

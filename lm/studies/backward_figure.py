@@ -52,10 +52,10 @@ def backward_tables(result: Mapping[str, Any]) -> list[Table | str]:
         )
         ranks.append(
             about
-            | {"rank of the gradient": round(row["gradient_rank"]) if trained else None}
+            | {"rank of the gradient": row["gradient_rank"] if trained else None}
             | {"effective": row["gradient_effective_rank"] if trained else None}
             | {"of all updates": row["moved_effective_rank"] if trained else None}
-            | {f"read by {name}": round(reader["rank"]) for name, reader in row["readers"].items()}
+            | {f"read by {name}": reader["rank"] for name, reader in row["readers"].items()}
         )
     return [
         Table("KL(truth ‖ model), nats", kl),

@@ -21,7 +21,14 @@ from typing import Any, TypeGuard, cast
 
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.regular import open_file, open_regular
-from lm.disk.storage import read_json, sha256_file, storage_errors
+from lm.disk.storage import (
+    MAX_JSON,
+    parse_json,
+    read_file,
+    read_json,
+    sha256_file,
+    storage_errors,
+)
 from lm.errors import DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 
@@ -84,7 +91,7 @@ def recorded_hashes(split: Path) -> dict[str, str]:
         start = f"{split.absolute().name}/"
         outputs = dict(value["outputs"])
     except (StorageError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: damaged; prepare the corpus again") from error
+        raise DataError(f"{path}: damaged; prepare the corpus again, with another --out") from error
     return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
 
 
@@ -144,7 +151,12 @@ class OutputFolder:
                 return None
             if not (self.path / MANIFEST).is_file():
                 raise foreign
-        value = read_json(self.path / MANIFEST)
+        path = self.path / MANIFEST
+        content = read_file(path, limit=MAX_JSON)
+        try:
+            value = parse_json(content, path)
+        except StorageError as error:
+            raise StorageError(f"{visible(path)}: damaged; choose another --out") from error
         if not _is_manifest(value):
             raise foreign
         if value.get("command", DEFAULT_COMMAND) != self.command:

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from lm.disk.new_folder import beside
 from lm.disk.storage import make_folder, read_json, remove_tree, storage_errors
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.text.lines import Dropped
@@ -194,7 +195,7 @@ def _store(preparation: Preparation, part: PartOf, learned: bytes, folder: Path)
 
 
 def _parts_folder(out: Path) -> Path:
-    return out.with_name(f"{out.name}.parts")
+    return beside(out, ".parts")
 
 
 def _name(part: PartOf) -> str:

@@ -1,7 +1,7 @@
 """The command ``tune`` of both command-line programs."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,8 +30,19 @@ TEXT = (
 )
 
 
-def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", example: str) -> None:
-    """Add the command ``tune`` to a program. ``train``, a top-level function, trains one run."""
+def add_tune(
+    app: typer.Typer,
+    family: str,
+    schema: type[C],
+    require_trainable: Callable[[C, Sequence[str]], None],
+    train: "Train[C]",
+    example: str,
+) -> None:
+    """Add the command ``tune`` to a program.
+
+    ``require_trainable`` raises errors of a config and its overrides that take no work to find. ``train``, a
+    top-level function, trains one run.
+    """
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
     def tune(
@@ -71,6 +82,7 @@ def add_tune(app: typer.Typer, family: str, schema: type[C], train: "Train[C]", 
                 raise ConfigError("--space is missing; name a search space, or add --show")
             parameters = load_space(space, base, schema, family=family)
             require_libraries("tune", "tune", "optuna")
+            require_trainable(base.config, overrides or ())
             from lm.tuning.search import SearchPlan
 
             plan = SearchPlan(config, base, parameters, sampler, seed, prune)
@@ -107,11 +119,10 @@ def _search(
 def _show(folder: Path, picture: Path | None, json_file: Path | None) -> None:
     from lm.tuning.display import draw_trials, search_tables
     from lm.tuning.search import BEST, SEARCH, best_of, read_search
-    from lm.tuning.trials import Trials
+    from lm.tuning.trials import read_rows
 
     saved = read_search(folder)
-    parameters = space_of(saved["space"], str(folder / SEARCH))
-    rows = Trials(folder, parameters, saved["sampler"], saved["seed"]).rows()
+    rows = read_rows(folder, space_of(saved["space"], str(folder / SEARCH)))
     best = best_of(rows)
     result: Mapping[str, Any] = saved | {"trials": rows, "best": best and best["trial"]}
     write_result(json_file, result)

@@ -24,7 +24,16 @@ from lm.config.presets import Preset
 from lm.config.settings import COMMAND_LINE
 from lm.config.write import toml_text
 from lm.disk.filelock import FileLock
-from lm.disk.storage import make_folder, read_json, storage_errors, write_atomic, write_json
+from lm.disk.storage import (
+    SEAL,
+    is_sealed,
+    make_folder,
+    read_json,
+    sealed,
+    storage_errors,
+    write_atomic,
+    write_json,
+)
 from lm.ending import shortage
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter
@@ -169,7 +178,7 @@ def settle(folder: Path, plan: SearchPlan[C]) -> None:
         raise StorageError(f"{folder}: contains {names[0]} but no {SEARCH}; choose a new or empty --out")
     with FileLock(folder / LOCK):  # another process may begin at the same time
         if not path.is_file():
-            write_json(path, now)
+            write_json(path, sealed(now))
             return
     was, now = flat(read_search(folder)), flat(now)
     if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
@@ -180,14 +189,15 @@ def settle(folder: Path, plan: SearchPlan[C]) -> None:
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """Read ``search.json``. Raises StorageError if there is no search."""
+    """Read ``search.json``. Raises StorageError if there is no search, or a damaged one."""
     path = folder / SEARCH
     if not path.is_file():
         raise StorageError(f"{folder}: contains no search; omit --show, or name the --out of a search")
     saved: Any = read_json(path)
-    if not isinstance(saved, dict) or not {"family", "config", "space", "sampler", "seed"} <= saved.keys():
+    whole = isinstance(saved, dict) and {"family", "config", "space", "sampler", "seed"} <= saved.keys()
+    if not whole or (SEAL in saved and not is_sealed(saved)):  # older ones have no seal
         raise StorageError(f"{path}: damaged or foreign; restore it, or choose another --out")
-    return saved
+    return {name: value for name, value in saved.items() if name != SEAL}
 
 
 def best_of(rows: Sequence[TrialRow]) -> TrialRow | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from lm.config.load import C, Resolved, require_key, with_settings
+from lm.config.load import C, Resolved, require_key, require_read, with_settings
 from lm.config.presets import find_space
 from lm.config.section import known_tables
 from lm.config.settings import COMMAND_LINE, Setting, Settings
@@ -90,8 +90,8 @@ def space_of(entries: Mapping[str, Mapping[str, Any]], where: str) -> Space:
 def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) -> Space:
     """Load the parameters of a file, or of a space of Highrank, in the order of the file.
 
-    Raises a one-line ConfigError if a key is unknown or also set by ``--set``. The same holds for bounds of a
-    wrong type, in the wrong order or invalid in ``base``, and for an empty space.
+    Raises a one-line ConfigError if a key is unknown, also set by ``--set``, or read by nothing. The same
+    holds for bounds of a wrong type, in the wrong order or invalid in ``base``, and for an empty space.
     """
     path = find_space(source, family)
     data, lines = read_toml(path)
@@ -115,6 +115,9 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
             taken.add(name)
         _require_valid(parameter, base, schema)
         found.append(parameter)
+    for parameter in found:
+        for name in (parameter.key, *parameter.also):
+            require_read(base.config, name, f"{parameter.where}: ", taken)
     return tuple(found)
 
 

@@ -8,9 +8,11 @@ been interrupted.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import optuna
@@ -19,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm.config.settings import Settings
 from lm.disk.filelock import FileLock
-from lm.disk.storage import make_folder, storage_errors
+from lm.disk.storage import make_folder, read_file, storage_errors
 from lm.errors import StorageError, visible
 from lm.runs.metrics_log import MetricsLog
 from lm.stop import deferred_signals
@@ -27,6 +29,7 @@ from lm.tuning.space import Parameter, SearchValue, Space, settings_of
 
 JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"
 STUDY = "tune"
+_LONGEST = 1 << 28  # bytes of a journal
 VALIDATED = "validated"  # attribute of a trial: updates of its validations
 
 Sampler = Literal["tpe", "random"]
@@ -131,7 +134,7 @@ class Trials:
             self._study.tell(trial.entry, value, state=states[outcome.state])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Trials in order, as JSON objects: trial, state, nll, step, updates, values and reason."""
+        """The rows of :func:`read_rows`."""
         with self._lock:
             return self._rows()
 
@@ -141,18 +144,36 @@ class Trials:
             write(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "trial": frozen.number,
-                "state": _STATES[frozen.state],
-                **{name: frozen.user_attrs.get(name) for name in ("nll", "step", "updates")},
-                "values": {
-                    key: setting.value for key, setting in settings_of(self._space, frozen.params).items()
-                },
-                "reason": frozen.user_attrs.get("reason", ""),
-            }
-            for frozen in self._study.get_trials(deepcopy=False)
-        ]
+        with _damage(self._folder / JOURNAL):
+            return _rows_of(self._study, self._space)
+
+
+def read_rows(folder: Path, space: Space) -> list[dict[str, Any]]:
+    """Trials in order, as JSON objects: trial, state, nll, step, updates, values and reason.
+
+    The folder of the search may be read-only. Raises StorageError if the journal is damaged.
+    """
+    journal = folder / JOURNAL
+    if not journal.exists():
+        return []
+    whole, line_end, _ = read_file(journal, limit=_LONGEST).rpartition(b"\n")
+    with TemporaryDirectory(prefix="highrank-") as copy, _damage(journal):
+        path = Path(copy) / JOURNAL
+        path.write_bytes(whole + line_end)
+        return _rows_of(_load(path), space)
+
+
+def _rows_of(study: optuna.Study, space: Space) -> list[dict[str, Any]]:
+    return [
+        {
+            "trial": frozen.number,
+            "state": _STATES[frozen.state],
+            **{name: frozen.user_attrs.get(name) for name in ("nll", "step", "updates")},
+            "values": {key: setting.value for key, setting in settings_of(space, frozen.params).items()},
+            "reason": frozen.user_attrs.get("reason", ""),
+        }
+        for frozen in study.get_trials(deepcopy=False)
+    ]
 
 
 def next_draw(
@@ -175,22 +196,31 @@ def next_draw(
 
 def _open(path: Path) -> optuna.Study:
     """Open the study in a journal, which is created if missing. Raises StorageError if it is damaged."""
+    with FileLock(path.with_suffix(".lock")):
+        MetricsLog(path).close()  # drops a torn last line
+    with storage_errors(path), _damage(path):
+        return _load(path)
+
+
+def _load(path: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the search reports trials itself
     lock: Any = FileLock(path.with_suffix(".lock"))  # optuna's own lock outlives a killed process
-    with lock:
-        MetricsLog(path).close()  # drops a torn last line
-    with storage_errors(path):
-        try:
-            backend = JournalFileBackend(str(path), lock_obj=lock)
-            storage = optuna.storages.JournalStorage(backend)
-            if STUDY not in optuna.get_all_study_names(storage):
-                optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")
-            return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
-        except (ValueError, LookupError, TypeError) as error:
-            what = visible(error)[:100]  # it may quote the file
-            raise StorageError(
-                f"{path}: damaged or foreign ({what}); restore it, or choose another --out"
-            ) from error
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    if STUDY not in optuna.get_all_study_names(storage):
+        optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")
+    return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """A section in which errors of optuna are those of a damaged journal."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        what = visible(error)[:100]  # it may quote the file
+        raise StorageError(
+            f"{path}: damaged or foreign ({what}); restore it, or choose another --out"
+        ) from error
 
 
 def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:

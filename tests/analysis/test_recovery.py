@@ -1,5 +1,6 @@
 """Losses after surprises."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ def test_all_are_asked_after_the_same_surprises() -> None:
     assert found.gain == pytest.approx((slow - fast).mean())
     assert set(runs["slow"].gain_after) == {0.0}
     table, *notes = recovery_tables(measured, runs)
-    assert [row["95 % interval"] for row in cells(table)] == ["–", "–"]
+    assert [row["95 % from, nats"] for row in cells(table)] == ["–", "–"]
     assert "5 blocks of 1,000 tokens, but 1 have any" in str(notes[-1])
 
 
@@ -58,7 +59,10 @@ def test_intervals_are_of_resampled_blocks_since_neighbours_resemble_each_other(
     independent = 2 * 1.96 * of_block.std() / (blocks * each) ** 0.5
     assert high - low > 3 * independent
     table, *notes = recovery_tables(measured, runs)
-    assert cells(table)[1]["95 % interval"] == f"{low:.4f} to {high:.4f}"
+    shown = cells(table)[1]
+    assert (shown["95 % from, nats"], shown["to, nats"]) == (f"{low:.4f}", f"{high:.4f}")
+    row = list(csv.DictReader(table.csv().splitlines()))[1]
+    assert (float(row["gain in nats"]), float(row["to, nats"])) == (found.gain, found.excess_after[0].high)
     assert len(notes) == 1
 
 

@@ -1,5 +1,6 @@
 """Temperatures by word, by place in the sentence and over training: equal to what they stand for."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_the_published_temperature_is_constant_on_the_average_of_words_in_every_
     assert [row.part for row in report.positions] == ["first"] * 5 + ["middle"] * 5 + ["last"] * 5
     assert report.positions[7].mean == pytest.approx(found.at_words[found.places[:, 7]].mean())
     assert {row.interval for row in report.positions} == {None}
-    assert {row["95 % interval"] for row in cells(temperature_tables({"a": report})[1])} == {"–"}
+    assert {row["95 % from τ"] for row in cells(temperature_tables({"a": report})[1])} == {"–"}
 
 
 def test_intervals_of_places_are_of_resampled_blocks(tmp_path: Path) -> None:
@@ -93,7 +94,11 @@ def test_intervals_of_places_are_of_resampled_blocks(tmp_path: Path) -> None:
     for row in report.positions:
         assert row.interval == pytest.approx((row.mean, low, high))
     assert high - low > 4 * 1.96 * of_block[block].std() / len(block) ** 0.5
-    assert cells(temperature_tables({"a": report})[1])[0]["95 % interval"] == f"{low:.6f} to {high:.6f}"
+    models, table = temperature_tables({"a": report})[:2]
+    shown = cells(table)[0]
+    assert (shown["95 % from τ"], shown["to τ"]) == (f"{low:.6f}", f"{high:.6f}")
+    (row, *_) = csv.DictReader(models.csv().splitlines())
+    assert float(row["mean τ"]) == report.mean, "not rounded"
     draw_temperatures({"a": found}, [3, 4], [tmp_path / "t.png"])
     assert (tmp_path / "t.png").stat().st_size
 

@@ -101,8 +101,12 @@ def test_a_split_that_was_copied_alone_is_read(tmp_path: Path) -> None:
     (tmp_path / "alone/manifest.json").write_text('{"of": "something else"}')
     assert load_dialogs(str(tmp_path / "alone/train")) == whole
     (tmp_path / "alone/manifest.json").write_text('{"format": 1, "outputs"')
-    with pytest.raises(DataError, match=r"manifest\.json: damaged; prepare the corpus again"):
+    with pytest.raises(
+        DataError, match=r"manifest\.json: damaged; prepare the corpus again, with another --out"
+    ):
         load_dialogs(str(tmp_path / "alone/train"))
+    with pytest.raises(StorageError, match=r"manifest\.json: damaged; choose another --out"):
+        prepare(source_file(tmp_path, corpus(9)), tmp_path / "alone")
 
 
 def test_foreign_folders_and_files_are_never_replaced(tmp_path: Path) -> None:

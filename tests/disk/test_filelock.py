@@ -1,5 +1,7 @@
 """Locks that processes share: who has one, and what becomes of the file."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.disk.filelock import FileLock, exclusive
+from lm.disk.filelock import FileLock, exclusive, held
 from lm.errors import StorageError
 
 ADD = """
@@ -103,3 +105,18 @@ def test_a_lock_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
         FileLock(tmp_path / "link").acquire()
     with pytest.raises(StorageError, match=r"^/proc: no file can be created there"):
         FileLock(Path("/proc/lock")).acquire(wait=False)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_has_its_own_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / "lock").touch()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not held(tmp_path / "lock"), "a run there can be looked at"
+    with pytest.raises(StorageError, match="cannot lock files: choose a folder on another file system"):
+        FileLock(tmp_path / "lock").acquire()

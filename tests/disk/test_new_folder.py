@@ -1,12 +1,13 @@
 """Folders that appear by rename: killed at any operation, the older or the new one is there, whole."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from lm.disk.new_folder import NewFolder, strangers
+from lm.disk.new_folder import NewFolder, beside, strangers
 from lm.disk.storage import write_new
-from lm.errors import StorageError
+from lm.errors import ConfigError, StorageError
 from tests.support.faults import count_operations, kill_at
 
 
@@ -57,3 +58,17 @@ def test_strangers_are_files_and_links_at_any_depth(tmp_path: Path) -> None:
         tmp_path / "gone",
         tmp_path / "link",
     ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"), [("a", "a.parts"), (".", "../here.parts"), ("..", "../../{parent}.parts")]
+)
+def test_a_folder_beside_another_has_its_name(in_tmp: Path, folder: str, expected: str) -> None:
+    (in_tmp / "here").mkdir()
+    os.chdir(in_tmp / "here")
+    expected = expected.format(parent=in_tmp.name)
+    assert os.path.abspath(beside(Path(folder), ".parts")) == os.path.abspath(expected)
+    with pytest.raises(ConfigError, match=r"^/: has no name of its own"):
+        beside(Path("/"), ".parts")
+    with pytest.raises(ConfigError, match=r"^/: has no name of its own"):
+        NewFolder(Path("/"), "lm prepare")

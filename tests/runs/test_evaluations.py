@@ -1,11 +1,19 @@
-"""Names of the evaluations of a run."""
+"""Evaluations of a run: their names, and two processes that write one of the same name."""
 
+import multiprocessing
 import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.runs.evaluations import setting_slug, slug
+from lm.errors import StorageError
+from lm.runs import evaluations
+from lm.runs.evaluations import EVALUATIONS, keep, require_keepable, setting_slug, slug
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -23,3 +31,37 @@ def test_values_keep_their_form() -> None:
     values = (1e9, 1e-9, 5e-05, 0.002, 2.0)
     forms = ["1000000000.0", "1e-09", "5e-05", "0.002", "2.0"]
     assert [setting_slug(f"decay-{value}") for value in values] == [f"decay-{form}" for form in forms]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """An evaluation of a text."""
+
+    data: dict[str, str]
+    name: str = "test"
+
+
+def test_two_processes_keep_two_texts_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins between the check and the write of the first."""
+    checked, others = evaluations._kept_inputs, list[Any]()
+    one, two = Scores({"sha256": "a" * 64}), Scores({"sha256": "b" * 64})
+
+    def begin_another(path: Path) -> str | None:
+        found = checked(path)
+        if not others:
+            others.append(multiprocessing.get_context("fork").Process(target=keep, args=(tmp_path, two, {})))
+            others[0].start()
+            time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(evaluations, "_kept_inputs", begin_another)
+    keep(tmp_path, one, {})
+    others[0].join()
+    names = sorted(path.name for path in (tmp_path / EVALUATIONS).glob("*.json"))
+    assert names == [f"test.{'b' * 6}.json", "test.json"]
+
+
+def test_a_run_that_cannot_be_written_is_told_before_the_work(tmp_path: Path, unwritable: Any) -> None:
+    unwritable(tmp_path)
+    with pytest.raises(StorageError, match=r"read-only.*; results are kept in RUN/evaluation: copy the run"):
+        require_keepable(tmp_path)

@@ -1,5 +1,6 @@
 """Comparison of runs over seeds: means, and tests that count the noise of training."""
 
+import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lm.language.results import StaticEvaluation
 from lm.language.tables import comparison_tables
 from lm.runs.compare import ComparedRuns
 from lm.runs.evaluations import Member
+from lm.runs.inputs import WITHOUT_EFFECT
 from tests.support.kept_records import keep_record
 
 UNITS, TOKENS = 30, 1000
@@ -79,7 +81,19 @@ def test_a_gain_beyond_the_noise_of_training_is_found(tmp_path: Path) -> None:
     assert other.change["perplexity"].high < 0
     tables = "\n".join(str(part) for part in comparison_tables(compare(runs, resamples=1000)))
     assert "Welch's t-test over seeds and texts" in tables
-    assert "3-1 and 2 more" not in tables
+    assert "'p against 0.0-1 and 2 more': '0.1-1 and 2 more'" in tables
+
+
+@pytest.mark.parametrize("key", sorted(WITHOUT_EFFECT | {"train.log_every"}))
+def test_what_changes_no_number_is_pooled(tmp_path: Path, key: str) -> None:
+    runs = [keep_run(tmp_path / f"{seed}", [4.0] * UNITS, seed) for seed in (1, 2)]
+    for run, value in zip(runs, (3, 4), strict=True):
+        config = json.loads((run / "config.json").read_text())
+        section, _, name = key.rpartition(".")
+        (config["config"].setdefault(section, {}) if section else config["config"])[name] = value
+        write_json(run / "config.json", config)
+    (pool,) = pools_of(runs)
+    assert pool.seeds == [1, 2]
 
 
 @pytest.mark.parametrize(

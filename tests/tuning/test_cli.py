@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -89,14 +90,71 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
         ),
         (("--space", "s.toml", "--set", "train.max_steps=0"), "training would never end"),
         (("--space", "s.toml", "--workers", "100000"), "--workers 100000: too many for"),
+        (
+            ("--space", "s.toml", "--set", "optim.plateau_factor=0.3"),
+            "--set optim.plateau_factor: has no effect with optim.schedule",
+        ),
+        (("--space", "s.toml", "--set", "data.train=txet.txt"), "txet.txt"),
     ],
 )
 def test_usage_errors_leave_nothing(
     lm: Callable[..., Outcome], in_tmp: Path, options: tuple[str, ...], told: str
 ) -> None:
     code, _, err = lm("tune", "tiny.toml", *options)
-    assert (code, err.count("\n"), told in err) == (2, 1, True), err
+    *warnings, line = err.splitlines()
+    assert (code, told in line) == (3 if told == "txet.txt" else 2, True), err
+    assert all(warning.startswith("warning: data.") for warning in warnings)
     assert not (in_tmp / "runs").exists()
+
+
+def test_what_is_searched_is_read_by_something(lm: Callable[..., Outcome], in_tmp: Path) -> None:
+    """Momentum has no effect with Adam, unless the optimiser is searched, too."""
+    momentum = '"optim.momentum" = {low = 0, high = 0.9}\n'
+    (in_tmp / "s.toml").write_text(f"[space]\n{momentum}")
+    command = ("tune", "tiny.toml", "--space", "s.toml", "--trials", "1", "--set", "optim.lr=0.01")
+    code, _, err = lm(*command, "--set", "optim.name=adamw")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "s.toml:2: optim.momentum: has no effect with optim.name = adamw" in err
+    (in_tmp / "s.toml").write_text(f'[space]\n{momentum}"optim.name" = {{choices = ["sgd", "adamw"]}}\n')
+    assert lm(*command)[0] == 0
+
+
+def test_looking_at_a_search_changes_nothing(
+    lm: Callable[..., Outcome], in_tmp: Path, unwritable: Callable[[Path], None]
+) -> None:
+    pytest.importorskip("optuna")
+    lm("tune", "tiny.toml", "--space", "s.toml", "--trials", "1")
+    folder = in_tmp / "runs/tune/tiny"
+    with (folder / "journal.log").open("ab") as journal:
+        journal.write(b'{"op_code": 8, "wor')
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    unwritable(folder)
+    code, out, err = lm("tune", "tiny.toml", "--show")
+    assert (code, "best: trial 0" in out) == (0, True), err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("journal.log", '"params"', '"parims"'),
+        ("journal.log", '"op_code":8', '"op_code":99'),
+        ("search.json", '"low":0.1', '"low":0.7'),
+        ("search.json", '"log":true', '"log":[]'),
+    ],
+)
+def test_damaged_files_of_a_search_are_told_in_one_line(
+    lm: Callable[..., Outcome], in_tmp: Path, name: str, old: str, new: str
+) -> None:
+    pytest.importorskip("optuna")
+    lm("tune", "tiny.toml", "--space", "s.toml", "--trials", "1")
+    path = in_tmp / "runs/tune/tiny" / name
+    text = re.sub(r'": ', '":', path.read_text())
+    assert old in text
+    path.write_text(text.replace(old, new))
+    code, _, err = lm("tune", "tiny.toml", "--show")
+    assert (code, err.count("\n")) == (4, 1), err
+    assert f"{name}: damaged or foreign" in err
 
 
 def test_without_optuna_one_line_says_how_to_get_it(
