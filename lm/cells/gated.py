@@ -64,8 +64,10 @@ class GatedLayer(nn.Module, ABC):
         return 1.0
 
     def matrix_blocks(self) -> dict[str, int]:
-        """Number of gates whose matrices are blocks of rows of a parameter."""
-        return dict.fromkeys(("weight_ih", "weight_hh"), self.equations.kinds)
+        """Number of gates whose matrices are blocks of rows of a parameter, or of its left factor (4H, k)."""
+        names = ("weight_ih", "weight_hh")
+        factors = [f"parametrizations.{name}.original0" for name in names]
+        return dict.fromkeys((*names, *factors), self.equations.kinds)
 
     def _uniform(self, *shape: int) -> nn.Parameter:
         bound = self.hidden_size**-0.5

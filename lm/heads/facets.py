@@ -52,8 +52,11 @@ def partitioned(
     """
     first, others = contexts.split((parts, contexts.shape[1] - parts), 1)
     matrix = weight if operand is None else operand.t()
-    padded = F.pad(matrix, (0, 0, 0, -len(matrix) % parts)).unflatten(0, (-1, parts))  # (⌈V / J⌉, J, E)
     if bf16 or operand is not None:
-        first, padded = first.bfloat16(), padded.bfloat16()
-    of_parts = torch.einsum("nje,vje->nvj", first, padded).flatten(1)[:, : len(matrix)]
-    return torch.cat((of_parts.to(contexts.dtype)[:, None], product(others, weight, bf16, operand)), 1)
+        first, matrix = first.bfloat16(), matrix.bfloat16()
+    left = len(matrix) % parts  # words after the last whole row of J, so that the matrix is not copied
+    rows, rest = matrix.split((len(matrix) - left, left))
+    of_rows = torch.einsum("nje,vje->nvj", first, rows.unflatten(0, (-1, parts))).flatten(1)
+    of_rest = torch.einsum("nje,je->nj", first[:, :left], rest)
+    of_parts = torch.cat((of_rows, of_rest), 1).to(contexts.dtype)
+    return torch.cat((of_parts[:, None], product(others, weight, bf16, operand)), 1)

@@ -24,6 +24,7 @@ word in its context (:mod:`lm.heads.temperature`).
 N tokens · H hidden size · K components · E context size · V words.
 """
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -120,7 +121,7 @@ class Head(nn.Module):
             if config.components > 1 and self.row.mixes != "logits":
                 self.prior = nn.Linear(read, config.components, bias=config.prior_bias)
         self.lower = nn.ModuleList(
-            nn.Linear(lower, count * size)
+            _linear(lower, count * size)
             for lower, count in zip(self.lower_sizes, config.lower_components, strict=False)  # none for mfs
         )
 
@@ -242,6 +243,8 @@ class Head(nn.Module):
             objective, loss = output.penalised_loss(mixture, targets.reshape(-1), weights, words, inputs)
         else:
             objective = loss = output.loss(mixture, targets.reshape(-1), weights)
+        if not targets.numel():
+            return objective, loss
         if config.temperature_loss_scaling:
             objective = objective * output.mean_word_temperature(mixture.states)
         if config.prior_penalty:
@@ -314,6 +317,13 @@ class Head(nn.Module):
         """Temperatures that divide the logits, (..., V); ones for a head without temperature."""
         tau = self.output.word_temperatures(rows_of_last(hidden))
         return tau.view(*Layers.of(hidden).last.shape[:-1], self.vocab_size)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """A layer, which may have no outputs."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        return nn.Linear(inputs, outputs)
 
 
 def prior_penalty(log_prior: Tensor, streams: Tensor | None = None) -> Tensor:

@@ -118,9 +118,10 @@ class _Products:
         vocab = output.weight.shape[0]
         self.size = options.tokens_per_chunk(components, vocab, contexts.device.type)
         self.output, self.link = output, options.link
-        self.dtype = torch.bfloat16 if options.bf16_products else contexts.dtype
+        low = options.bf16_products and contexts.dtype != torch.float64
+        self.dtype = torch.bfloat16 if low else contexts.dtype
         if operand is None:
-            operand = rounded(output.weight) if options.bf16_products else output.weight.t().to(self.dtype)
+            operand = rounded(output.weight) if low else output.weight.t().to(self.dtype)
         self.operand = operand  # (E, V)
         rows = min(self.tokens, self.size) * components
         self.buffer = allocate(contexts, (rows, vocab), dtype=self.dtype)

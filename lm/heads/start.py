@@ -34,7 +34,7 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
 
     Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS, MFS and CPR differ by
     the square of the noise, and DOC by the share of its lower layers. For sigsoftmax and MoSS the shift is so
-    large that σ is 1. They then train on as softmax and MoS, because the gradient of the shift is 0.
+    large that σ is 1, and stays so in training: the gradient of the shift is 0 up to rounding.
 
     Raises:
         ConfigError: a head that has no such parameters, with the key to change.
@@ -55,7 +55,7 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
         own = head.config.components - sum(head.config.lower_components)
         _start_contexts(head.latent, own, head.config.own_contexts)
     for layer, components in zip(head.lower, head.config.lower_components, strict=True):
-        if isinstance(layer, nn.Linear) and layer.in_features == head.size:
+        if components and isinstance(layer, nn.Linear) and layer.in_features == head.size:
             _start_contexts(layer, components)
     if head.prior is not None:
         nn.init.zeros_(head.prior.weight)

@@ -84,9 +84,10 @@ class HighrankForCausalLM(nn.Module):
         hidden = hidden.to(self.head.weight.dtype)  # transformers opens a model in the precision of its file
         if labels is None:
             return CausalLMOutput(logits=self.head.log_probs(hidden))
-        targets = labels[:, 1:]
+        targets = labels[:, 1:].T
         scored = targets != IGNORED
-        loss = self.head.loss(hidden[:, :-1], targets.clamp(min=0), scored)
+        before = hidden[:, :-1].transpose(0, 1)  # (T, B, H), so that a stream has one mask of latent dropout
+        loss = self.head.loss(before, targets.clamp(min=0), scored)
         return CausalLMOutput(loss=loss / scored.sum().clamp(min=1))
 
 

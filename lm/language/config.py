@@ -102,6 +102,9 @@ class ModelConfig(Section):
         | dict.fromkeys(("layer_sum", "state_dropout"), _RECURRENT)
         | dict.fromkeys(_SIZES, _SIZED)
     }
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "embedding_init": {"init_range": Owner("--set model.embedding_init=uniform", ("uniform",))}
+    }
 
     trunk: str = Field(
         "recurrent",

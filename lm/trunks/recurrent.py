@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lm.cells.config import CellConfig
 from lm.cells.layers import Layer, gated_layer, recurrent_layer
+from lm.cells.lstm import WeightDropLSTM
 from lm.cells.packing import CellState
 from lm.regularize import DropoutMasks, dropout_mask, masked
 from lm.trunks.trunk import Trunk, TrunkOutputs, TrunkState
@@ -143,8 +144,7 @@ class RecurrentTrunk(nn.ModuleList, Trunk[RecurrentState]):
             layer.weight_dropout = self.rates.weight
 
     def activations(self, steps: int, streams: int, device: torch.device) -> int:
-        by_torch = self.cell.is_plain and self.cell.kind == "lstm"
-        floats = _TORCH_LSTM if by_torch else self.cell.floats
+        floats = _TORCH_LSTM if isinstance(self[0], WeightDropLSTM) else self.cell.floats
         return steps * streams * (2 * self._words + sum((floats + 2) * size for size in self.hidden_sizes))
 
     def _of_steps(self, h: Tensor, keep: Tensor | None) -> tuple[Tensor | None, ...]:

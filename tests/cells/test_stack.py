@@ -12,6 +12,7 @@ from lm.cells.config import CellConfig
 from lm.cells.gated import GatedLayer
 from lm.cells.lstm import LSTM
 from lm.cells.stack import Stack, recurrent_stack
+from lm.trunks.recurrent import RecurrentRates, RecurrentTrunk
 from tests.support.plain_cells import roughened, slow
 
 LENGTHS = torch.tensor([3, 6, 1, 6, 4])
@@ -146,3 +147,24 @@ def test_plain_cells_take_the_fastest_layers() -> None:
     stack = Stack(CellConfig(kind="mogrifier"), I, H, 2, True)
     sizes = [(cell.input_size, cell.hidden_size) for cell in stack.modules() if isinstance(cell, GatedLayer)]
     assert sizes == [(I, H)] * 2 + [(2 * H, H)] * 2
+
+
+@pytest.mark.parametrize(("resettable", "rate"), [(False, 0.0), (True, 0.0), (False, 0.3)])
+def test_estimated_activations_of_a_trunk_are_those_kept(resettable: bool, rate: float) -> None:
+    steps, streams, size = 40, 10, 64
+    trunk = RecurrentTrunk(
+        CellConfig(), (size, size, size), RecurrentRates(state=rate), resettable=resettable
+    )
+    words, kept = torch.randn(steps, streams, size, requires_grad=True), dict[int, int]()
+    keep = torch.ones(steps, streams, 1, dtype=torch.bool) if resettable else None
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = trunk(words, trunk.initial_state(streams), keep)
+    true = sum(kept.values()) - sum(parameter.numel() for parameter in trunk.parameters())
+    estimate = trunk.activations(steps, streams, torch.device("cpu"))
+    assert outputs[0].requires_grad
+    assert 0.8 * true < estimate < 1.5 * true

@@ -142,6 +142,10 @@ def test_hidden_matrices_are_those_between_states() -> None:
     assert not {"head.weight", "head.temperature.up.weight"} & set(
         hidden_matrices(LanguageModel(apart, WORDS))
     )
+    low_rank = tiny_config(kind="softmax", cell={"kind": "lstm", "weight_rank": 3, "cap_input_gate": True})
+    factors = hidden_matrices(LanguageModel(low_rank, WORDS))
+    assert {count for name, count in factors.items() if name.endswith("original0")} == {4}
+    assert {count for name, count in factors.items() if name.endswith("original1")} == {1}
     mixtape = tiny_config(trunk="transformer", kind="mixtape", components=4, gated_words=9)
     found = hidden_matrices(LanguageModel(mixtape, WORDS))
     assert found["head.gates.latent.weight"] == 3

@@ -1,8 +1,11 @@
 """What only the multi-facet softmax has; what all heads share is in test_heads and test_mixture_loss."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.errors import ConfigError
 from lm.heads.facets import partitioned
@@ -76,6 +79,25 @@ def test_products_of_parts_take_no_more_operations_than_one() -> None:
             partitioned(contexts[:, :parts], weight, parts)
         counts.append(counter.get_total_flops())
     assert counts == [counts[0]] * 3
+
+
+@pytest.mark.parametrize("words", [400, 403])
+def test_the_output_matrix_is_not_copied(words: int) -> None:
+    size = 64
+    made: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.untyped_storage().data_ptr() != matrix:
+                made.append(result.numel())
+            return result
+
+    contexts, weight = torch.randn(1, 5, size), torch.randn(words, size)
+    matrix = weight.untyped_storage().data_ptr()
+    with Sizes(), torch.no_grad():
+        partitioned(contexts, weight, 4)
+    assert max(made) < words * size
 
 
 @pytest.mark.parametrize("words", [1, 12, 13, 15])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -267,6 +268,32 @@ def test_no_tokens_are_no_loss() -> None:
     assert head.nll(hidden, targets).shape == (0,)
     assert head.log_probs(hidden).shape == (0, V)
     assert math.isclose(head.log_probs(torch.zeros(1, H).double()).exp().sum().item(), 1, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prior_penalty": 0.1},
+        {"prior_penalty": 0.1, "prior_penalty_of": "streams"},
+        {"temperature": "exponential", "temperature_loss_scaling": True},
+    ],
+)
+def test_no_tokens_have_no_penalty(settings: dict[str, Any]) -> None:
+    head = make_head("mos", **settings)
+    hidden = torch.empty(0, H, dtype=torch.float64, requires_grad=True)
+    objective, loss = head.objective(hidden, torch.empty(0, dtype=torch.long))
+    assert (objective.item(), loss.item()) == (0, 0)
+    objective.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in head.parameters())
+
+
+def test_a_head_in_float64_has_exact_products() -> None:
+    exact, rounded = make_head("mos"), make_head("mos", products="bfloat16")
+    rounded.load_state_dict(exact.state_dict())
+    hidden, targets = torch.randn(5, H, dtype=torch.float64), torch.randint(V, (5,))
+    losses = [head.loss(hidden, targets) for head in (exact, rounded)]
+    assert torch.equal(*losses)
+    losses[1].backward()
 
 
 @pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])

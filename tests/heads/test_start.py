@@ -9,6 +9,7 @@ from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.start import start_as
+from lm.heads.states import Layers
 
 TOKENS, HIDDEN, WORDS = 40, 16, 50
 LINEAR: dict[str, Any] = {"context_activation": "none", "components": 4}
@@ -83,3 +84,14 @@ def test_the_noise_breaks_the_tie_of_components(kind: str) -> None:
 def test_a_head_that_cannot_begin_so_is_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         start_as(Head(HeadConfig(**options), HIDDEN, WORDS), *output_layer(True))
+
+
+def test_a_layer_that_no_component_reads_is_left_out() -> None:
+    config = HeadConfig(kind="doc", lower_components=(0, 1), prior_bias=True, **LINEAR)
+    head = Head(config, HIDDEN, WORDS, lower_sizes=(HIDDEN, HIDDEN))
+    weight, offset = output_layer(bias=False)
+    start_as(head, weight, offset)
+    hidden, targets = torch.randn(TOKENS, HIDDEN), torch.randint(WORDS, (TOKENS,))
+    states = Layers(hidden, (hidden, hidden))
+    expected = torch.nn.functional.cross_entropy((hidden @ weight.T).double(), targets)
+    assert float(head.nll(states, targets).double().mean()) == pytest.approx(float(expected), rel=1e-4)

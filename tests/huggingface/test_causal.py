@@ -54,6 +54,22 @@ def saved(folder: Path, config: Any) -> PreTrainedModel:
     return opened
 
 
+def test_a_sequence_has_one_mask_of_latent_dropout() -> None:
+    config = GPT2Config(
+        vocab_size=WORDS, n_embd=SIZE, n_layer=1, n_head=1, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    head = HeadConfig(kind="mos", components=2, context_activation="none", latent_dropout=0.5)
+    ours = HighrankForCausalLM(AutoModelForCausalLM.from_config(config), head).train()
+    ids = torch.randint(0, WORDS, (3, 7))
+    with torch.no_grad():
+        torch.manual_seed(1)
+        found = ours(ids, labels=ids).loss
+        torch.manual_seed(1)
+        streams = ours.trunk(input_ids=ids)[0][:, :-1].transpose(0, 1)  # (T, B, H), as the head reads them
+        expected = ours.head.loss(streams, ids[:, 1:].T) / ids[:, 1:].numel()
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_perplexity_before_the_first_update_is_the_models(tmp_path: Path, config: Any) -> None:
     model: Any = saved(tmp_path, config)
