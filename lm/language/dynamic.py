@@ -194,11 +194,11 @@ def run_statistics(
     StorageError if all stored statistics are damaged, or if they cannot be written.
     """
     split = load_split(split_of_run(trained.config.data, "train"), trained.codec)
-    tokens = sum(len(file) for file in split.files)
+    tokens, rows = max(map(len, split.files), default=0), 2 + paper  # of a file, and of a stream
     require(
-        2 * streams <= tokens,
-        f"--streams {streams}: {trained.config.data.train} has too few tokens ({tokens:,});"
-        f" give {max(1, tokens // 2):,} or fewer streams",
+        rows * streams <= tokens,
+        f"--streams {streams}: {trained.config.data.train} has too few tokens ({tokens:,} in its longest"
+        f" file); give {max(1, tokens // rows):,} or fewer streams",
     )
     key: dict[str, JSON] = {
         "weights_sha256": weights_sha256(trained.model),

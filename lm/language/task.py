@@ -53,6 +53,8 @@ class LmTask:
             self._streams = ReadHeads(train.files, config.train.batch_size, eos, jitter, seed)
         else:
             self._streams = Streams(train.files, config.train.batch_size, self._begin, paper=self._paper)
+            if not self._streams.trainable:
+                raise _too_few(config.data.train, train, "train.batch_size", config.train.batch_size)
 
     def epoch_length(self) -> int:
         """Approximate number of windows in a pass."""

@@ -69,6 +69,11 @@ class Streams:
         """True if no file has a token for every stream."""
         return not self._files
 
+    @property
+    def trainable(self) -> bool:
+        """True if a file has a window of training."""
+        return any(self.rows(file) > 2 * self._paper for file in range(len(self._files)))
+
     def rows(self, file: int) -> int:
         """Number of tokens of each stream of a file; an incomplete last row is left out."""
         return len(self._files[file]) // self._streams

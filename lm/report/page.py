@@ -13,6 +13,7 @@ from lm.config.difference import Flat, changed_keys, flat_config
 from lm.config.load import Resolved
 from lm.config.write import config_text
 from lm.console.app import versions
+from lm.console.shared_tables import pool_tables
 from lm.console.tables import Column, Table, without_common_folder
 from lm.console.terminal import sanitize
 from lm.disk.storage import read_json
@@ -123,7 +124,8 @@ def _lead(comparison: ComparedRuns, names: Names) -> PagePart | None:
     ]
     if not rows:
         return None
-    title = f"Change in perplexity against {names[first.run]}, with its 95% interval; left is better"
+    noise = ", of the text only" if comparison.pools else ""
+    title = f"Change in perplexity against {names[first.run]}, with its 95% interval{noise}; left is better"
     listed = "; ".join(
         f"{name}: {percent(change)} ({percent(low)} to {percent(high)})"
         for name, _, (change, low, high) in rows
@@ -135,7 +137,9 @@ def _scores(family: ReportFamily, comparison: ComparedRuns, names: Names) -> lis
     """A table of changes for every run but the first, all measures, and the remarks of ``compare``."""
     scores, tables = family.scores(comparison), family.tables(comparison)
     first, *others = comparison.runs
-    grids: list[PagePart] = [_changes(first, row, scores, names) for row in others]
+    pools = [part for part in pool_tables(comparison, scores) if isinstance(part, Table)]
+    grids: list[PagePart] = [PageTable.of(table) for table in pools]
+    grids += [_changes(first, row, scores, names, pooled=bool(pools)) for row in others]
     if others and len(scores) > 1:
         grids.append(Paragraph("The p-values are not corrected for the number of scores."))
     overview = next(table for table in tables if isinstance(table, Table))
@@ -145,8 +149,13 @@ def _scores(family: ReportFamily, comparison: ComparedRuns, names: Names) -> lis
     return [*grids, PageTable.of(Table(overview.title, rows), turn=True), *notes]
 
 
-def _changes(first: ComparedRun, row: ComparedRun, scores: Mapping[str, str], names: Names) -> PageTable:
-    """Each score of two runs, the change with its interval, and the p-value."""
+def _changes(
+    first: ComparedRun, row: ComparedRun, scores: Mapping[str, str], names: Names, *, pooled: bool
+) -> PageTable:
+    """Each score of two runs, the change with its interval, and the p-value.
+
+    A test of the text alone judges no run beside others of several seeds, which are ``pooled``.
+    """
     base, other = names[first.run], names[row.run]
     cells: dict[str, list[str]] = {
         head: [] for head in ("score", base, other, "change", "95% interval", "p", "reading")
@@ -157,6 +166,7 @@ def _changes(first: ComparedRun, row: ComparedRun, scores: Mapping[str, str], na
         values = [shown(label, one.score(key)) for one in (first, row)]
         by, low, high = (_change(label, x, is_perplexity) for x in change) if change else [NOTHING] * 3
         sign = reading(p, change[0], lower_is_better=is_perplexity) if change else "not tested"
+        sign = "of the text only" if pooled and change else sign
         interval = f"{low} to {high}" if change else NOTHING
         line = [label, *values, by, interval, shown("p", p), sign]
         for column, cell in zip(cells.values(), line, strict=True):

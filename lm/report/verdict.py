@@ -123,7 +123,8 @@ def _over_seeds(pools: Sequence[PooledRuns], names: Mapping[str, str]) -> Judgem
         f"{called[0]}: the lowest mean perplexity over seeds, {number(MAIN, mean)}, {lead}.",
         [
             *sentences,
-            "P-values are of Welch's t-test over seeds and texts, which needs two seeds on either side.",
+            "P-values are of Welch's t-test over seeds and texts, which needs two seeds on either side."
+            + (f" The {len(p)} p-values are not corrected for their number." if len(p) > 1 else ""),
         ],
         clear=not reasons,
     )

@@ -60,7 +60,7 @@ WITHOUT_EFFECT = frozenset(
 
 RESUMABLE = WITHOUT_EFFECT | {
     f"train.{key}"
-    for key in ("max_steps", "max_epochs", "max_minutes", "patience", "stop_trigger", "keep_best")
+    for key in ("max_steps", "max_epochs", "max_minutes", "patience", "stop_trigger", "keep_best", "device")
 }
 """Keys that may change when a run of any family is resumed."""
 

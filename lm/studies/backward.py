@@ -4,7 +4,9 @@ A head limits the distributions that a model can express (forward), and the grad
 (backward; Godey & Artzi 2026, arXiv 2603.10145). Two heads, one after the other, separate these two limits.
 First the *trainer* trains the states of all contexts. Then the states are fixed, and the *reader* learns to
 predict from them. The rank forward is that of the reader, and the rank backward is that of the trainer.
-Untrained states are the control, because a reader may do well on random states of enough dimensions.
+Untrained states are the control, because a reader may do well on random states of enough dimensions. Readers
+begin with other weights than trainers. A reader that began as its trainer would know weights by which the
+states were trained.
 
 States are trained with :class:`~lm.studies.row_rms.RowRms`, whose updates have the rank of the gradient. The
 sum of many updates has a higher rank, because the output matrix changes.
@@ -33,6 +35,7 @@ from lm.studies.sweep import Sweep, cosine_adam, descend
 from lm.studies.sweep_point import SweepPoint
 
 UNTRAINED = "untrained"
+READER = 1000  # added to the seed of the language; torch takes 32 bits of a seed on CPUs
 BACKWARD_POINTS, BACKWARD_RESULT = "backward.jsonl", "backward.json"
 RELAY_MEASURES: dict[str, type] = {
     "kl": float, "gradient_rank": int, "gradient_effective_rank": float, "moved_effective_rank": float,
@@ -67,7 +70,7 @@ def backward(options: BackwardOptions, out: Path, progress: OnProgress = no_prog
     sweep = Sweep(out, BACKWARD_POINTS, RELAY_MEASURES, len(plan), progress)
     for language, trainer in plan:
         settings = {
-            **asdict(language), "trainer": trainer, "steps": steps, "lr": options.lr,
+            **asdict(language), "trainer": trainer, "steps": steps, "lr": options.lr, "reader_seed": READER,
             "heads": {name: asdict(point) for name, point in heads.items()},
         }  # fmt: skip
         values = sweep.measured(settings, partial(relay, language, heads, trainer, steps, options.lr))
@@ -85,9 +88,9 @@ def relay(
     def loss(head: Head, states: Tensor) -> Tensor:
         return language.cross_entropy(head.log_probs(states))
 
-    def seeded(point: SweepPoint) -> tuple[nn.Embedding, Head]:
+    def seeded(point: SweepPoint, more: int = 0) -> tuple[nn.Embedding, Head]:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(language.seed)
+            torch.manual_seed(language.seed + more)
             return nn.Embedding(language.contexts, hidden), point.head(language.vocab)
 
     table, head = seeded(heads[FULL if trainer == UNTRAINED else trainer])
@@ -104,7 +107,7 @@ def relay(
     states = table.weight.detach()
     readers = {}
     for name, point in heads.items():
-        _, reader = seeded(point)
+        _, reader = seeded(point, READER)
         descend(reader, partial(loss, reader, states), optim)
         kl, rank = _measure(language, reader, states, name)
         readers[name] = {"kl": kl, "rank": rank}

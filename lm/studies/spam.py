@@ -1,7 +1,9 @@
 """A language in which every text repeats one symbol (SpamLang of Godey & Artzi 2026, arXiv 2603.10145).
 
 After the first symbol x, the next one is x with certainty. A softmax of any E > 1 can express this, by V
-vectors on a circle. So what a head fails to learn here is a matter of its gradients and not of its rank.
+vectors on a circle. So what a head fails to learn here is no matter of its rank. Vectors of symbols that no
+batch has shown stay nearly as they began, and a larger E tells them apart better. So only heads of one E
+compare.
 
 The model has an embedding of size E, which is also the output matrix, a trunk of two tanh layers of H units,
 and a head. Sharing lets the trunk learn one rule for symbols that no batch has shown yet. Batches draw

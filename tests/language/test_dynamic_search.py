@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,6 +285,12 @@ def test_what_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
         ConfigError, match=r"--streams 100000000: .*train.txt has too few tokens \(.*\); give .* or fewer"
     ):
         dynamic(run, setting=replace(DYNAMIC_SETTINGS["default"], streams=100_000_000))
+    for compat in ("none", "paper"):
+        mild = replace(MILD, streams=100_000)
+        with pytest.raises(ConfigError) as told:
+            dynamic(run, setting=mild, compat=compat)
+        proposed = int(re.search(r"give ([\d,]+) or fewer", str(told.value))[1].replace(",", ""))
+        assert dynamic(run, setting=replace(MILD, streams=proposed), compat=compat).likelihood.tokens
     with pytest.raises(DivergenceError, match=r"diverges; lower --lr"):
         dynamic(run, setting=DynamicSetting(1e30, 0))
     with pytest.raises(ConfigError, match=r"--mc-rate 0\.5: does nothing without --mc-samples"):

@@ -293,6 +293,18 @@ def test_too_many_streams_are_refused(corpus: Path, split: str, key: str) -> Non
     assert not Path("run/config.json").exists()
 
 
+def test_files_that_are_each_too_short_are_refused(corpus: Path) -> None:
+    """Together they have tokens for every stream. With ``paper``, two rows of a file make no window."""
+    prepare("train.txt", corpus / "out", PrepareOptions(shard_tokens=50))
+    many = ("data.train=out/train", "data.valid=out/valid", "train.batch_size=60", "data.valid_streams=2")
+    words = sum(len(line.split()) + 1 for line in (corpus / "train.txt").read_text().splitlines())
+    two_rows = ("train.compat=paper", f"train.batch_size={words // 2}", "data.valid_streams=2")
+    for settings in (many, two_rows):
+        with pytest.raises(DataError, match=r"lower train\.batch_size"):
+            train(resolved(*settings), Path("run"), no_report)
+        assert not Path("run/config.json").exists()
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -263,6 +263,8 @@ def test_runs_of_several_seeds_are_judged_together() -> None:
     noise = pooled_as(first, PooledRuns(["c"], [1], two, {"perplexity": 0.3}, {}))
     assert noise.headline.endswith("but its lead over C may be noise.")
     assert noise.sentences[1].endswith("p = 0.3000.")
+    second, third = (PooledRuns([name], [1], two, {"perplexity": 0.03}, {}) for name in "bc")
+    assert "2 p-values are not corrected" in pooled_as(first, second, third).sentences[-1]
     assert pooled_as(first).headline == "One setting with several seeds: a mean perplexity of 4.50."
     assert pooled_as(first, guess=True).headline == "No comparison: every run is near guessing."
 
@@ -340,13 +342,15 @@ def test_logarithmic_ticks_are_few_and_inside(low: float, high: float) -> None:
 # Language models
 
 
-def lm_run(folder: Path, seed: int) -> Path:
+def lm_run(folder: Path, seed: int, train_seed: int = 1, rate: float = 0.008) -> Path:
     folder.mkdir()
-    save_config(load_config("ptb_small_mos", LmConfig, family="lm"), folder / "config.json")
+    settings = (f"train.seed={train_seed}", f"optim.lr={rate}")
+    config = load_config("ptb_small_mos", LmConfig, family="lm", overrides=settings)
+    save_config(config, folder / "config.json")
     nll = 1000 * np.random.default_rng(seed).normal(4 + seed / 10, 0.1, 30)
     value = float(np.exp(nll.mean() / 1000))
     result = {
-        **{"head": "mos", "components": 3, "parameters": 5, "checkpoint": "best", "seed": 1},
+        **{"head": "mos", "components": 3, "parameters": 5, "checkpoint": "best", "seed": train_seed},
         **{"method": "static", "compat": "none", "tokens": 30000, "nll": nll.mean() / 1000},
         **{"perplexity": value, "vocabulary_sha256": "v", "data": {"sha256": "d", "name": "test"}},
     }  # fmt: skip
@@ -367,6 +371,23 @@ def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
     assert "<b>▼" in shown, "b loses two nats on it"
     assert "b, test: rank 2" in shown
     assert "damaged files of ranks: a (test)" in shown
+
+
+def test_runs_of_several_seeds_have_their_tests_and_no_reading_of_single_runs(tmp_path: Path) -> None:
+    runs = [
+        lm_run(tmp_path / f"{name}{train_seed}", seed + 2 * train_seed, train_seed, rate)
+        for seed, (name, rate) in enumerate([("a", 0.008), ("b", 0.004)])
+        for train_seed in (1, 2)
+    ]
+    told, data = report_of(LM, runs, None, 1000)
+    shown = text_of(data.decode())
+    assert "lowest mean perplexity over seeds" in told.headline
+    assert "Over seeds" in shown
+    assert "Welch's t-test over seeds and texts" in shown
+    assert "95% interval, of the text only; left is better" in shown
+    cells = {cell.text for cell in tree_of(data.decode()).iter() if cell.tag.endswith("td")}
+    assert "of the text only" in cells
+    assert not cells & {"better", "worse", "no clear difference"}
 
 
 def test_ranks_of_earlier_weights_are_left_out_with_a_note(tmp_path: Path) -> None:

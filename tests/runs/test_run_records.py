@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dialog.config import DialogConfig
 from dialog.train import train
@@ -143,6 +144,24 @@ def test_a_key_that_came_to_be_resumable_locks_no_run_out(run: Path, monkeypatch
     train(changed, run, no_report)
     assert opened_run(run, DialogConfig)[0].train.log_every == 3
     assert check_run(run).problems == []
+
+
+def test_a_training_goes_on_without_the_device_that_its_config_names(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a run, on a machine without CUDA."""
+    splits = _splits(run)
+    monkeypatch.setattr("lm.engine.device.chosen_device", lambda train: torch.device("cpu"))
+    on_cuda = override(settings(run.parent, "train.device=cuda"), splits, DialogConfig, sections=("data",))
+    train(on_cuda, run.parent / "gpu", no_report)
+    monkeypatch.undo()
+    on_cpu = override(
+        settings(run.parent, "train.device=cpu", "train.max_steps=9"),
+        splits,
+        DialogConfig,
+        sections=("data",),
+    )
+    assert train(on_cpu, run.parent / "gpu", no_report).step == 9
 
 
 def _splits(run: Path) -> list[str]:

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lm.cli import main
 from lm.errors import ConfigError, DivergenceError
+from lm.heads.head import Head
 from lm.studies.backward import UNTRAINED, BackwardOptions, backward, relay
 from lm.studies.backward_figure import backward_means, backward_tables, draw_backward, draw_spam, spam_tables
 from lm.studies.known_language import Language
 from lm.studies.options import FULL, heads_of
 from lm.studies.row_rms import RowRms
 from lm.studies.spam import Repeater, SpamOptions, repeat, spam
+from lm.studies.sweep import descend
 from lm.studies.sweep_point import SweepPoint
 
 TINY = BackwardOptions(
@@ -74,6 +76,22 @@ def test_only_the_trainer_trains_the_states() -> None:
     untrained = relay(language, heads, UNTRAINED, 4, 0.05)
     assert untrained["readers"][FULL] != whole["readers"][FULL]
     assert untrained["kl"] == pytest.approx(math.log(20) - language.entropy)
+
+
+def test_readers_begin_with_other_weights_than_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of the trainer's kind, which the factor on the contexts does not change."""
+    begun: list[list[Tensor]] = []
+
+    def begin(model: Head, *arguments: object) -> None:
+        begun.append([parameter.detach().clone() for parameter in model.parameters()])
+        descend(model, *arguments)
+
+    monkeypatch.setattr("lm.studies.backward.descend", begin)
+    relay(TINY.languages[0], heads_of(TINY), "MoS ×4", 1, 0.05)
+    trainer, *readers = begun
+    for reader in readers:
+        pairs = [(one, own) for one in reader for own in trainer if one.shape == own.shape and one.any()]
+        assert not any(torch.equal(one, own) for one, own in pairs)
 
 
 def test_full_rank_forward_after_a_full_trainer_reaches_the_truth() -> None:
