@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from table_forms import Number, markdown, mean_of, p_value
 
-from lm.bootstrap import FEWEST_UNITS, SIGNIFICANT, draws
+from lm.bootstrap import FEWEST_UNITS, draws
 from lm.errors import require
 from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, means
 from lm.runs.pooling import pairwise_groups
@@ -17,6 +17,9 @@ Entry = Mapping[str, Any]
 SERIES = ("valid_curve", "over_training")  # numbers by update, which no table over seeds has
 RESAMPLES = 10_000
 LEAST_P = 0.001  # below, a few seeds do not tell the tails of the distribution
+# Least p-value at which spreads count as alike. Few seeds seldom show a difference, so that .05 would let
+# unlike ones pass; Bancroft (1964) advises .25 for such a test before another.
+ALIKE = 0.25
 
 
 def by_label(entries: Sequence[Entry]) -> list[Entry]:
@@ -63,9 +66,9 @@ def _of_seeds(key: str, values: Sequence[Number]) -> Number:
 class SeedTests:
     """Tests of the models of a file of results, each over its seeds and the text.
 
-    A model of one seed takes the spread over seeds within the other models, and has no test if these differ
-    in it. Entries without units are left out. ConfigError for entries of different texts, and for a text of
-    few units.
+    A model of one seed takes the spread over seeds within the other models, and has no test if these may
+    differ in it. Entries without units are left out. ConfigError for entries of different texts, and for a
+    text of few units.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -77,7 +80,7 @@ class SeedTests:
         ]
         pools = [model.runs for model in models]
         self._alike = _alike(pools)
-        self._spread = SeedSpread.within(pools) if self._alike >= SIGNIFICANT else None
+        self._spread = SeedSpread.within(pools) if self._alike >= ALIKE else None
         self._models = models
         self._counts = draws(len(models[0].runs[0][0]), RESAMPLES, seed=1) if models else np.zeros((0, 0))
 

@@ -84,6 +84,17 @@ def test_a_model_of_one_seed_has_no_test_where_spreads_differ() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
+def test_spreads_that_may_differ_are_not_pooled() -> None:
+    """Bartlett's test of three seeds shows no difference at the level .05, though one is five times as large."""
+    from seed_tables import ALIKE, SeedTests
+
+    nats = {"softmax": [4.40, 4.45, 4.50], "MoS": [4.44, 4.45, 4.46], "MoC": [4.47]}
+    assert 0.05 < bartlett(nats["softmax"], nats["MoS"]).pvalue < ALIKE
+    entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
+    assert SeedTests(entries).leads(["softmax"]).splitlines()[-1] == "| MoC | 0 | -0.020, no test |"
+
+
+@pytest.mark.usefixtures("scripts")
 def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
     from seed_tables import SeedTests
 
