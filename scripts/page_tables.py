@@ -41,6 +41,7 @@ PAIRS = {  # labels of further tests by file
     "ptb_small": (
         ("MoS ×1, K = 3", "MoS ×4, K = 3"),
         ("MoC ×1, K = 3", "MoC ×4, K = 3"),
+        ("MoS ×1, K = 3", "MoC ×1, K = 3"),
         ("MoC, learned factor, K = 3", "MoC ×1, K = 3"),
         ("MoS, learned factor, K = 3", "MoS ×1, K = 3"),
         ("MoS, learned factor, K = 3", "MoS ×4, K = 3"),
