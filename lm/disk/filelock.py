@@ -97,8 +97,11 @@ def exclusive(path: Path, refusal: str = "") -> Iterator[None]:
     """
     lock = FileLock(path)
     with deferred_signals():
-        if not lock.acquire(wait=not refusal):
-            raise StorageError(refusal)
+        if not lock.acquire(wait=False):
+            if refusal:
+                raise StorageError(refusal)
+            with delivered_signals():  # a signal ends the wait
+                lock.acquire()
         try:
             with delivered_signals(), cleaned_up(partial(os.unlink, path)):
                 yield

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Literal
 
 import optuna
@@ -157,7 +157,11 @@ def read_rows(folder: Path, space: Space) -> list[dict[str, Any]]:
     if not journal.exists():
         return []
     whole, line_end, _ = read_file(journal, limit=_LONGEST).rpartition(b"\n")
-    with TemporaryDirectory(prefix="highrank-") as copy, _damage(journal):
+    with (
+        storage_errors(Path(gettempdir())),
+        TemporaryDirectory(prefix="highrank-") as copy,
+        _damage(journal),
+    ):
         path = Path(copy) / JOURNAL
         path.write_bytes(whole + line_end)
         return _rows_of(_load(path), space)

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,3 +121,18 @@ def test_a_file_system_without_locks_has_its_own_remedy(
     assert not held(tmp_path / "lock"), "a run there can be looked at"
     with pytest.raises(StorageError, match="cannot lock files: choose a folder on another file system"):
         FileLock(tmp_path / "lock").acquire()
+
+
+def test_a_signal_ends_the_wait_for_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[bool] = []
+
+    def interrupted(lock: FileLock, wait: bool = True) -> bool:
+        if wait:
+            signal.raise_signal(signal.SIGINT)
+            waited.append(True)
+        return wait
+
+    monkeypatch.setattr(FileLock, "acquire", interrupted)
+    with pytest.raises(KeyboardInterrupt), exclusive(tmp_path / "lock"):
+        pass
+    assert not waited

@@ -85,7 +85,7 @@ def test_a_model_of_one_seed_has_no_test_where_spreads_differ() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_spreads_that_may_differ_are_not_pooled() -> None:
-    """Bartlett's test of three seeds shows no difference at the level .05, though one is five times as large."""
+    """With three seeds Bartlett's test does not reach .05, though one spread is five times the other."""
     from seed_tables import ALIKE, SeedTests
 
     nats = {"softmax": [4.40, 4.45, 4.50], "MoS": [4.44, 4.45, 4.46], "MoC": [4.47]}
