@@ -186,15 +186,15 @@ def test_nothing_is_scored_where_the_result_cannot_be_kept(
     run = write_run(tmp_path / "run")
     asked: list[Path] = []
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, remedy: str) -> None:
         asked.append(path)
         raise StorageError("no")
 
-    monkeypatch.setattr("lm.runs.evaluations.require_writable", refuse)
+    monkeypatch.setattr("lm.runs.evaluations.require_creatable", refuse)
     monkeypatch.setattr("lm.language.evaluate.token_nll", lambda *_, **__: pytest.fail("scored"))
     with pytest.raises(StorageError, match="no"):
         evaluate(run)
-    assert asked == [run / "evaluation.json"]
+    assert asked == [run]
 
 
 def test_runs_evaluated_with_other_options_are_told_which(tmp_path: Path) -> None:

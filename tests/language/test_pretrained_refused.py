@@ -158,7 +158,7 @@ def test_a_config_that_does_not_fit_the_model_is_refused(
 def test_a_missing_extra_is_named(
     pretrained_corpus: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("lm.libraries.installed_version", lambda name: "")
     for words in (
         ("prepare", "text", "--out", "data", "--tokenizer", "hf:folder"),
         ("describe", "run.toml"),
