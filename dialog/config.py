@@ -70,11 +70,6 @@ class DataConfig(Section):
     def _consistent(self) -> Self:
         if 0 < self.max_response < 3:
             raise ValueError(f"max_response = {self.max_response}: <s>, a word and </s> need 3; 0 = no cap")
-        if self.direction == "backward" and self.context != 1:
-            raise ValueError(
-                f"context = {self.context}: a backward model predicts an utterance from the one after it;"
-                " set data.context = 1"
-            )
         return self
 
     @property

@@ -17,6 +17,7 @@ from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
 from lm.engine.session import TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
+from lm.errors import require
 from lm.huggingface.starting import local, require_pretrained, trunk_file
 from lm.runs.inputs import DATA, codec_of
 from lm.text.vectors import VECTORS_HASH
@@ -31,8 +32,15 @@ def train(
 ) -> FitResult:
     """Train or resume the run in a folder, see :func:`lm.engine.session.train_run`.
 
-    The codec is learned only from the training split and stored in the folder.
+    The codec is learned only from the training split and stored in the folder. Raises ConfigError for a
+    backward model of more than one utterance, to which a response would be the end of a dialog.
     """
+    data = resolved.config.data
+    require(
+        data.direction == "forward" or data.context == 1,
+        f"data.context = {data.context}: a backward model predicts an utterance from the one after it;"
+        " set data.context = 1",
+    )
     return train_run(FAMILY, resolved, folder, report, verdict)
 
 

@@ -337,6 +337,11 @@ def _backward_run(run: Path, weights: str | None) -> TrainedModel:
         raise ConfigError(
             f"decode.mmi_run {visible(run)}: trained forward; train one with data.direction = backward"
         )
+    if (context := model.config.data.context) != 1:
+        raise ConfigError(
+            f"decode.mmi_run {visible(run)}: trained with data.context = {context}, so that a response is the"
+            " end of a dialog to it; train it anew with data.context = 1"
+        )
     return model
 
 

@@ -233,7 +233,7 @@ def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], m
         settings=[
             f"{key}={json.dumps(reduce(getitem, key.split('.'), saved['config']))}"
             for key, where in saved.get("provenance", {}).items()
-            if where == COMMAND_LINE and key not in FREE_KEYS
+            if where == COMMAND_LINE and key not in FREE_KEYS - HASHED
         ],
         command=f"python {shlex.join(sys.argv)}",
         torch_version=torch_of(runs[0]),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dialog.chat.ctrl_c import CTRL_C
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
@@ -44,7 +45,8 @@ def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: S
     for key in ("beam", "nbest", "candidates", "max_length"):
         if getattr(found.config.decode, key) > MOST_IN_CHAT:
             raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")
-    model.require(found.config.decode)
+    with CTRL_C.ends_reply():  # a backward run takes a while to load
+        model.require(found.config.decode)
     return found.config.decode
 
 

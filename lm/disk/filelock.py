@@ -94,10 +94,19 @@ def exclusive(path: Path, refusal: str = "") -> Iterator[None]:
     """Hold the lock of a file, which is removed in the end.
 
     If another process holds it, wait, or raise StorageError with the message ``refusal`` if that is given.
+    Without ``refusal``, a file system that cannot lock files is used without a lock.
     """
     lock = FileLock(path)
     with deferred_signals():
-        if not lock.acquire(wait=False):
+        try:
+            acquired = lock.acquire(wait=False)
+        except StorageError as error:
+            if refusal or getattr(error.__cause__, "errno", None) not in NO_LOCKS:
+                raise
+            with delivered_signals():
+                yield
+            return
+        if not acquired:
             if refusal:
                 raise StorageError(refusal)
             with delivered_signals():  # a signal ends the wait

@@ -19,7 +19,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.selection import best_by, expected_similarities, similarity_of
 from dialog.decoding.steps import Hypothesis
 from dialog.evaluate import evaluate
-from dialog.trained import TrainedModel
+from dialog.trained import TrainedModel, backward_run
 from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
 from lm.errors import ConfigError, DataError, StorageError
@@ -89,6 +89,16 @@ def test_a_backward_model_reads_one_utterance(corpus: Path, tmp_path: Path, cont
     with pytest.raises(ConfigError, match=f"context = {context}: a backward model .* set data.context = 1"):
         train_dialog(corpus, tmp_path / "run", "data.direction=backward", f"data.context={context}")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_older_backward_run_opens_but_chooses_no_responses(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dialog.train.require", lambda holds, message: None)
+    run = train_dialog(corpus, tmp_path / "run", "data.direction=backward", "data.context=2")
+    assert TrainedModel.load(run).config.data.context == 2
+    with pytest.raises(ConfigError, match=r"trained with data\.context = 2.*train it anew"):
+        backward_run(run)
 
 
 def test_mutual_information_reorders_the_candidates(runs: dict[str, Path], corpus: Path) -> None:

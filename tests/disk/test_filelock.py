@@ -121,6 +121,8 @@ def test_a_file_system_without_locks_has_its_own_remedy(
     assert not held(tmp_path / "lock"), "a run there can be looked at"
     with pytest.raises(StorageError, match="cannot lock files: choose a folder on another file system"):
         FileLock(tmp_path / "lock").acquire()
+    with exclusive(tmp_path / "lock"):
+        pass  # an evaluation is kept there
 
 
 def test_signals_are_delivered_while_a_lock_is_waited_for(
