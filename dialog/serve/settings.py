@@ -30,7 +30,8 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     """
     given: dict[str, Any] = {}
     if request.temperature == 0:
-        given |= GREEDY
+        own = {"beam", "length_penalty", "select", *DecodeConfig.owners["select"]} & request.decode.keys()
+        given |= {"method": "beam", "beam": 1, **ONE_GROUP} if own else GREEDY
     elif request.temperature is not None or _narrows(request.top_p, usual):
         given |= {"method": "sample", **ONE_GROUP}
         given |= {

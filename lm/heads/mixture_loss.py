@@ -118,7 +118,7 @@ class _Products:
         vocab = output.weight.shape[0]
         self.size = options.tokens_per_chunk(components, vocab, contexts.device.type)
         self.output, self.link = output, options.link
-        low = options.bf16_products and contexts.dtype != torch.float64
+        low = options.bf16_products and (operand is not None or contexts.dtype != torch.float64)
         self.dtype = torch.bfloat16 if low else contexts.dtype
         if operand is None:
             operand = rounded(output.weight) if low else output.weight.t().to(self.dtype)

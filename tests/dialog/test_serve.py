@@ -201,6 +201,9 @@ def test_settings_of_the_run_give_way_to_those_of_a_request() -> None:
     assert decoding(parsed_chat(top_p=1), sampled).top_p == 1
     chosen = DecodeConfig(select="mmi", mmi_run="back", candidates=9, length_penalty=1.0)
     assert decoding(parsed_chat(temperature=0), chosen) == DecodeConfig(beam=1), "greedy"
+    for own in ({"select": "mmi"}, {"candidates": 20}, {"mmi_weight": 1.0}, {"beam": 4}):
+        found = decoding(parsed_chat(temperature=0, decode=own), chosen)
+        assert (found.select, found.length_penalty) == ("mmi", 1.0), "what a request asks for holds"
     long, diverse = DecodeConfig(min_length=5), DecodeConfig(groups=5, diversity=1.0)
     assert decoding(parsed_chat(decode={"max_length": 3}), long).min_length == 3
     assert decoding(parsed_chat(decode={"beam": 4}), diverse).groups == 1

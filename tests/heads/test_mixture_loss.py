@@ -294,6 +294,9 @@ def test_a_head_in_float64_has_exact_products() -> None:
     losses = [head.loss(hidden, targets) for head in (exact, rounded)]
     assert torch.equal(*losses)
     losses[1].backward()
+    with torch.no_grad():
+        near = exact.log_probs(hidden, operand=exact.output.rounded())
+        torch.testing.assert_close(near.double(), exact.log_probs(hidden), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("link", [EXP, SIGSOFTMAX])
