@@ -17,7 +17,7 @@ from lm.console.shared_tables import pool_tables
 from lm.console.tables import Column, Table, without_common_folder
 from lm.console.terminal import sanitize
 from lm.disk.storage import read_json
-from lm.errors import StorageError, visible
+from lm.errors import ConfigError, StorageError, visible
 from lm.numbers import NOTHING, number, shown
 from lm.report.charts import COLOURS, Series, interval_chart, line_chart, percent, shown_best
 from lm.report.commands import train_command
@@ -267,7 +267,11 @@ def _again(
             train = f"{family.program} train {own} --run {shlex.quote(str(run))}  # {own}: the config below"
         evaluate = evaluation.details.get("command", "# evaluated by a version that kept no command")
         lines += [train, str(evaluate)]
-        files.append(Code(f"Config of {visible(run)}", config_text(resolved.config), folded=True))
+        try:
+            text = config_text(resolved.config)
+        except ConfigError as error:  # an older run of a file in another encoding
+            text = f"# {error}"
+        files.append(Code(f"Config of {visible(run)}", text, folded=True))
     chosen = ["--name", comparison.name]
     lines.append(shlex.join([family.program, "compare", *map(str, runs), *chosen]))
     hashes = [_hashes(run, evaluation) for run, evaluation in zip(runs, evaluations, strict=True)]

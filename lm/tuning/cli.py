@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lm.config.load import C, load_config
+from lm.config.write import config_text
 from lm.console.app import show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
@@ -83,6 +84,7 @@ def add_tune(
             parameters = load_space(space, base, schema, family=family)
             require_libraries("tune", "tune", "optuna")
             require_trainable(base.config, overrides or ())
+            config_text(base.config)  # best.toml could not hold what this refuses
             from lm.tuning.search import SearchPlan
 
             plan = SearchPlan(config, base, parameters, sampler, seed, prune)

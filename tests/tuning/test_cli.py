@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -104,6 +105,16 @@ def test_usage_errors_leave_nothing(
     *warnings, line = err.splitlines()
     assert (code, told in line) == (3 if told == "txet.txt" else 2, True), err
     assert all(warning.startswith("warning: data.") for warning in warnings)
+    assert not (in_tmp / "runs").exists()
+
+
+def test_a_text_that_the_best_config_could_not_name_is_refused(
+    lm: Callable[..., Outcome], in_tmp: Path
+) -> None:
+    name = os.fsdecode(b"bad\xe9.txt")
+    Path(name).write_bytes((in_tmp / "text.txt").read_bytes())
+    code, _, err = lm("tune", "tiny.toml", "--space", "s.toml", "--set", f"data.train={name}")
+    assert (code, "not UTF-8, which TOML needs; rename the file" in err) == (2, True), err
     assert not (in_tmp / "runs").exists()
 
 
