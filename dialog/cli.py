@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dialog.commands import (
-    DecodeOverrides,
-    chat,
-    decoding_of,
-    human_distinct,
-    require_trainable_dialog,
-    serve,
-)
+from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
 from lm.config.load import Resolved, load_config, require_effect
@@ -261,7 +254,7 @@ def _train(
     return train_model(resolved, folder, report, verdict)
 
 
-add_tune(app, "dialog", DialogConfig, require_trainable_dialog, _train, "smalltalk_mos --space smalltalk")
+add_tune(app, "dialog", DialogConfig, require_effect, _train, "smalltalk_mos --space smalltalk")
 
 
 @app.command()

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from dialog.config import DialogConfig
-from lm.config.load import Resolved, override, require_effect
-from lm.console.app import check_data, log_line, show, write_result
+from lm.config.load import Resolved, override
+from lm.console.app import log_line, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
 from lm.errors import require
 from lm.libraries import require_libraries
@@ -20,12 +20,6 @@ DecodeOverrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change decoding, as in --set decode.beam=5; may be repeated."
     ),
 ]
-
-
-def require_trainable_dialog(config: DialogConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError or DataError for overrides of no effect and missing texts, before any work."""
-    require_effect(config, overrides)
-    check_data(config.data, "dialog prepare")
 
 
 def decoding_of(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:

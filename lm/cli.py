@@ -53,7 +53,6 @@ from lm.language.options import (
     McSamples,
     TemperatureSearch,
     lm_config,
-    require_trainable_lm,
     require_used,
     spare_texts,
 )
@@ -180,7 +179,7 @@ def _train(
     return train_model(resolved, folder, report, verdict)
 
 
-add_tune(app, "lm", LmConfig, require_trainable_lm, _train, "ptb_small_mos --space ptb_small")
+add_tune(app, "lm", LmConfig, require_used, _train, "ptb_small_mos --space ptb_small")
 
 
 @app.command()

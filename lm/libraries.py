@@ -53,9 +53,9 @@ def require_libraries(who: str, extra: str, *names: str) -> None:
 
     ``extra`` is the optional extra of Highrank that installs them.
     """
-    least = {library.name: library.least for library in required_libraries(extra)}
+    required = {library.name: library for library in required_libraries(extra)}
     for name in names:
-        library = Library(name, least.get(name, ""), installed_version(name))
+        library = required.get(name) or Library(name, "", installed_version(name))  # another brings it
         if library.installed and not library.too_old:
             continue
         newer = f" {library.least} or newer, not {library.installed}" if library.installed else ""

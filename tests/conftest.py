@@ -107,28 +107,20 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def unwritable(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Makes a folder read-only for this process, as a file system is, also for a privileged user."""
+    """Refuses to open files of a folder for writing, as a read-only file system does to every user."""
 
     def make(folder: Path) -> None:
-        names: tuple[tuple[Any, str], ...] = ((os, "open"), (os, "mkdir"), (os, "rename"), (os, "replace"))
-        for module, name in names:
-            original = getattr(module, name)
+        opened = os.open
 
-            def refuse(path: Any, *arguments: Any, _original: Any = original, **options: Any) -> Any:
-                writes = _original is not os_open or bool(
-                    (arguments or [options.get("flags", 0)])[0] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-                )
-                inside = isinstance(path, str | os.PathLike) and folder in (
-                    Path(path).absolute(),
-                    *Path(path).absolute().parents,
-                )
-                if writes and inside:
-                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-                return _original(path, *arguments, **options)
+        def read_only(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and Path(path).absolute().is_relative_to(
+                folder
+            ):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+            return opened(path, flags, *arguments, **options)
 
-            monkeypatch.setattr(module, name, refuse)
+        monkeypatch.setattr(os, "open", read_only)
 
-    os_open = os.open
     return make
 
 

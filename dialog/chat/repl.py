@@ -77,9 +77,9 @@ class Repl:
         if unknown := unknown_words(self.conversation.model.codec, text):
             self.notes.append(unknown)
         said = self.conversation.say(text)
-        return self._replied(said) if self.beside is None else self._beside(self.beside.answers(said))
+        return self._replied(said) if self.beside is None else self._with_hint(self.beside.answers(said))
 
-    def _beside(self, answers: list[str]) -> list[str]:
+    def _with_hint(self, answers: list[str]) -> list[str]:
         """The answers of two runs, with a hint about the reply of the first."""
         self._note_hint(self.conversation.exchanges[-1])
         return answers
@@ -160,7 +160,7 @@ class Repl:
         if not self.conversation.exchanges:
             return ["(nothing to answer again)"]
         if self.beside:
-            return self._beside(self.beside.retry())
+            return self._with_hint(self.beside.retry())
         exchange = self.conversation.retry()
         if exchange is None:
             return ["(no other reply was found; /set nbest=20 keeps more, /sample draws others)"]

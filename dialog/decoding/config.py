@@ -128,7 +128,6 @@ def _defaults(*names: str) -> dict[str, Any]:
 
 
 ONE_GROUP: Mapping[str, Any] = _defaults("groups", "diversity")  # for sampling and greedy search
-GREEDY: Mapping[str, Any] = {  # the most probable token at every step
-    **{"method": "beam", "beam": 1, **ONE_GROUP},
-    **_defaults("length_penalty", "select", *DecodeConfig.owners["select"]),
-}
+ONE_BEAM: Mapping[str, Any] = {"method": "beam", "beam": 1, **ONE_GROUP}
+_CHOICE = _defaults("length_penalty", "select", *DecodeConfig.owners["select"])
+GREEDY: Mapping[str, Any] = {**ONE_BEAM, **_CHOICE}  # the most probable token at every step

@@ -59,8 +59,7 @@ class RequiredPhrases:
 
     def complete(self, history: Tensor) -> Tensor:
         """(R,) true if the history (R, t) contains every phrase."""
-        done: Tensor = self.held(history) == self.tokens
-        return done
+        return (self.progress(history) == self._lengths.to(history.device)).all(1)
 
     def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
         """Exclude </s> before all phrases have occurred."""

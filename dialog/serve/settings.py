@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dialog.decoding.config import GREEDY, ONE_GROUP, DecodeConfig
+from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig
 from lm.serve.failure import wrong_value
 from lm.serve.protocol import (
     COLDEST,
@@ -30,8 +30,8 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     """
     given: dict[str, Any] = {}
     if request.temperature == 0:
-        own = {"beam", "length_penalty", "select", *DecodeConfig.owners["select"]} & request.decode.keys()
-        given |= {"method": "beam", "beam": 1, **ONE_GROUP} if own else GREEDY
+        own = {"beam", *(GREEDY.keys() - ONE_BEAM.keys())} & request.decode.keys()
+        given |= ONE_BEAM if own else GREEDY
     elif request.temperature is not None or _narrows(request.top_p, usual):
         given |= {"method": "sample", **ONE_GROUP}
         given |= {

@@ -15,7 +15,6 @@ from lm.disk.storage import require_creatable, storage_errors, write_all
 from lm.errors import StorageError
 from lm.stop import cleaned_up, deferred_signals, delivered_signals
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system that cannot lock files
 POLL = 0.01  # seconds between two attempts at a lock that another process holds
 
 
@@ -65,6 +64,12 @@ class FileLock:
         self.release()
 
 
+def cannot_lock(error: BaseException) -> bool:
+    """True for an error of a file system that cannot lock files, also as the cause of a StorageError."""
+    number = getattr(error.__cause__ or error, "errno", None)
+    return number in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
 def held(path: Path) -> bool:
     """True if a process holds the lock of a file; False if its file system has no locks.
 
@@ -81,7 +86,7 @@ def held(path: Path) -> bool:
         except BlockingIOError:
             return True
         except OSError as error:
-            if error.errno in NO_LOCKS:
+            if cannot_lock(error):
                 return False
             raise
         finally:
@@ -101,11 +106,9 @@ def exclusive(path: Path, refusal: str = "") -> Iterator[None]:
         try:
             acquired = lock.acquire(wait=False)
         except StorageError as error:
-            if refusal or getattr(error.__cause__, "errno", None) not in NO_LOCKS:
+            if refusal or not cannot_lock(error):
                 raise
-            with delivered_signals():
-                yield
-            return
+            acquired = True
         if not acquired:
             if refusal:
                 raise StorageError(refusal)

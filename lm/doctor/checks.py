@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from lm.disk.filelock import FileLock, held
+from lm.disk.filelock import FileLock, cannot_lock, held
 from lm.disk.storage import readable, write_atomic
 from lm.errors import HighrankError, visible
 from lm.libraries import required_libraries
@@ -156,7 +156,7 @@ def _folders() -> Iterator[Diagnosis]:
                 yield Diagnosis("folders", "problem", says, "choose a folder on another file system")
         except (OSError, HighrankError) as error:
             remedy = "choose a folder that you may write to" if name != "temporary" else "set TMPDIR"
-            if "cannot lock files" in str(error):
+            if cannot_lock(error):
                 remedy = "choose a folder on another file system"
             says = f"{name}: {getattr(error, 'strerror', None) or visible(error)}"
             yield Diagnosis("folders", "problem", private(says), remedy)

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import typer
 
 from lm.config.load import require_effect
-from lm.console.app import check_data
 from lm.console.options import nonempty
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
@@ -62,12 +61,6 @@ def require_used(config: LmConfig, overrides: Sequence[str]) -> None:
             f"--set data.{decided[0]}: {config.data.train} is prepared, which decided it; prepare it again"
             f" with --{decided[0].replace('_', '-')}"
         )
-
-
-def require_trainable_lm(config: LmConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError or DataError for overrides of no effect and missing texts, before any work."""
-    require_used(config, overrides)
-    check_data(config.data, "lm prepare")
 
 
 def lm_config(run: Path) -> LmConfig:

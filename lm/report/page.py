@@ -165,8 +165,12 @@ def _changes(
         is_perplexity = not key.startswith("bleu")
         values = [shown(label, one.score(key)) for one in (first, row)]
         by, low, high = (_change(label, x, is_perplexity) for x in change) if change else [NOTHING] * 3
-        sign = reading(p, change[0], lower_is_better=is_perplexity) if change else "not tested"
-        sign = "of the text only" if pooled and change else sign
+        if not change:
+            sign = "not tested"
+        elif pooled:
+            sign = "of the text only"
+        else:
+            sign = reading(p, change[0], lower_is_better=is_perplexity)
         interval = f"{low} to {high}" if change else NOTHING
         line = [label, *values, by, interval, shown("p", p), sign]
         for column, cell in zip(cells.values(), line, strict=True):

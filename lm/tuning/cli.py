@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.config.load import C, load_config
+from lm.config.load import C, family_of, load_config
 from lm.config.write import config_text
-from lm.console.app import show, write_result
+from lm.console.app import check_data, show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
@@ -35,14 +35,14 @@ def add_tune(
     app: typer.Typer,
     family: str,
     schema: type[C],
-    require_trainable: Callable[[C, Sequence[str]], None],
+    require_used: Callable[[C, Sequence[str]], None],
     train: "Train[C]",
     example: str,
 ) -> None:
     """Add the command ``tune`` to a program.
 
-    ``require_trainable`` raises errors of a config and its overrides that take no work to find. ``train``, a
-    top-level function, trains one run.
+    ``require_used`` raises ConfigError for overrides that nothing reads. ``train``, a top-level function,
+    trains one run.
     """
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
@@ -83,7 +83,7 @@ def add_tune(
                 raise ConfigError("--space is missing; name a search space, or add --show")
             parameters = load_space(space, base, schema, family=family)
             require_libraries("tune", "tune", "optuna")
-            require_trainable(base.config, overrides or ())
+            require_used(base.config, overrides or ())
             config_text(base.config)  # best.toml could not hold what this refuses
             from lm.tuning.search import SearchPlan
 
@@ -106,6 +106,8 @@ def _search(
             f"--workers {workers}: too many for {processors} processors; choose at most"
             f" {_WORKERS * processors}"
         )
+    config: Any = plan.base.config
+    check_data(config.data, f"{family_of(type(config))} prepare")
     search = Search(folder, plan)  # in the parent, so that an error is reported only once
     if workers > 1:
         threads = max(1, processors // workers)

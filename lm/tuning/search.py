@@ -61,6 +61,11 @@ class SearchPlan(Generic[C]):
     seed: int
     prune: bool
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError if trainings would never end."""
+        config: Any = self.base.config  # of either family: both have the section train
+        require_end(config.train)
+
     def saved(self) -> dict[str, Any]:
         """Content of ``search.json``."""
         return {
@@ -83,8 +88,7 @@ class Search(Generic[C]):
 
     def __init__(self, folder: Path, plan: SearchPlan[C]) -> None:
         self.folder, self.plan = folder, plan
-        config: Any = plan.base.config  # of either family: both have the section train
-        require_end(config.train)  # otherwise every trial would fail
+        config: Any = plan.base.config
         configure_device(config.train)
         settle(folder, plan)
         self.trials = Trials(folder, plan.space, plan.sampler, plan.seed)

@@ -38,11 +38,15 @@ def test_absent_and_too_old_libraries_are_refused(
 def test_new_enough_libraries_pass(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
     monkeypatch.setattr(libraries, "installed_version", lambda name: installed)
     libraries.require_libraries("tune", "tune", "optuna")
+    assert [library.too_old for library in libraries.required_libraries("tune")] == [False]
 
 
 def test_a_library_that_another_brings_has_no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "installed_version", lambda name: "0.1")
     libraries.require_libraries("the tokenizer", "hf", "tokenizers")
+    monkeypatch.setattr(libraries, "installed_version", lambda name: "")
+    with pytest.raises(ConfigError, match=r"^the tokenizer needs tokenizers; install it with"):
+        libraries.require_libraries("the tokenizer", "hf", "tokenizers")
 
 
 def test_an_extra_has_its_own_libraries() -> None:

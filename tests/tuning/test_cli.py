@@ -95,16 +95,19 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
             ("--space", "s.toml", "--set", "optim.plateau_factor=0.3"),
             "--set optim.plateau_factor: has no effect with optim.schedule",
         ),
-        (("--space", "s.toml", "--set", "data.train=txet.txt"), "txet.txt"),
     ],
 )
 def test_usage_errors_leave_nothing(
     lm: Callable[..., Outcome], in_tmp: Path, options: tuple[str, ...], told: str
 ) -> None:
     code, _, err = lm("tune", "tiny.toml", *options)
-    *warnings, line = err.splitlines()
-    assert (code, told in line) == (3 if told == "txet.txt" else 2, True), err
-    assert all(warning.startswith("warning: data.") for warning in warnings)
+    assert (code, err.count("\n"), told in err) == (2, 1, True), err
+    assert not (in_tmp / "runs").exists()
+
+
+def test_a_missing_text_leaves_nothing(lm: Callable[..., Outcome], in_tmp: Path) -> None:
+    code, _, err = lm("tune", "tiny.toml", "--space", "s.toml", "--set", "data.train=txet.txt")
+    assert (code, err.count("\n"), "txet.txt: no such file" in err) == (3, 1, True), err
     assert not (in_tmp / "runs").exists()
 
 
