@@ -4,7 +4,7 @@ from tests.matrix import arithmetic, configs, crashes, damage, machine, ranks, r
 from tests.matrix.crashes import row_of
 from tests.matrix.row import Row
 
-GPU = "not applicable: needs a GPU"
+GPU = "not applicable: needs a GPU, see Limits"
 PLATFORMS = "one Python and one system here: releases try the others"
 
 ROWS = (
