@@ -37,7 +37,7 @@ def description_tables(description: Mapping[str, Any]) -> list[Table | str]:
     """Tables of parameters by part, memory and sizes, and the vocabulary that they assume."""
     words = f"{description['vocabulary']:,}"
     if description["vocabulary_assumed"]:
-        words += ", the most that data.vocab_size and the corpus allow"
+        words += ", the largest possible: a corpus with fewer words gives a smaller model"
     parameters = {**description["parameters_by_part"], "total": description["parameters"]}
     sizes = [
         f"{name} {', '.join(map(str, size if isinstance(size, list) else [size]))}"

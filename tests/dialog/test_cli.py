@@ -74,6 +74,7 @@ def test_describe_counts_the_parameters_that_a_model_has(
     assert result["config"] == config.model_dump(mode="json")
     assert f"{result['parameters']:,}" in out
     assert result["memory"]["weights"] == 4 * result["parameters"]
+    assert "the largest possible: a corpus with fewer words gives a smaller model" in " ".join(out.split())
     smaller = describe(config, 100)
     assert not smaller["vocabulary_assumed"]
     assert smaller["parameters"] < result["parameters"]
