@@ -87,7 +87,16 @@ PAIRS = {  # labels of further tests by file
     ),
 }
 SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline and of the whole lead
-SEVERAL_SEEDS = ("ptb_small, perplexity", "switchboard_bleu, short")  # tables without models of one seed
+SHORT = {  # tables with these labels only
+    "ptb_small, perplexity": (*BASELINES, "MoC ×1, K = 3", "MoS ×1, K = 3", "MoS ×4, K = 3", "MoSS ×4, K = 3"),
+    "switchboard_bleu, short": (
+        *BASELINES,
+        "MoC ×1, K = 3",
+        "MoS ×1, K = 3",
+        "MoS ×4, K = 3",
+        "CPR ×4, 20 and 100 likely words, words of the context, pointer",
+    ),
+}
 LEADS = {  # heading by file
     "ptb_short": "Penn Treebank, 2,000 updates",
     "ptb_small": "12,000",
@@ -157,8 +166,7 @@ def trial_entries(folder: Path, file: str) -> list[Any]:
 
 def rows(name: str, entries: list[Any]) -> list[Any]:
     """The entries of a table, one a model."""
-    merged = by_label(entries)
-    return [entry for entry in merged if len(entry["seeds"]) > 1] if name in SEVERAL_SEEDS else merged
+    return [entry for entry in by_label(entries) if name not in SHORT or entry["label"] in SHORT[name]]
 
 
 def leads(folder: Path) -> str:
