@@ -1,12 +1,13 @@
-"""Records of CSV files, and lookup of the columns for dialog, speaker, text and act.
+"""Records of CSV files, and lookup of the columns or keys for dialog, speaker, text and act.
 
-Columns are found by option or by a common name.
+Columns of tables are found by option or by a common name, keys of JSON objects by a common name.
 """
 
 import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lm.errors import DataError, visible
@@ -17,9 +18,9 @@ _USUAL = {
     "speaker": "speaker author user username from sender name nick role who",
     "text": "text message body content utterance value msg",
     "act": "act dialogact dialogueact",
+    "utterances": "dialog dialogue utterances turns conversation conversations messages",  # a list of them
 }
 _ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
-_LISTS = ["dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages"]
 _LONGEST = 4096  # characters of a header from which the dialect is detected
 KINDS = ("dialog", "speaker", "text")
 DELIMITERS = ",;\t|"
@@ -51,10 +52,31 @@ class ReadOptions:
 
 
 def usual(kind: str, columns: Iterable[Any]) -> str | None:
-    """Column with a common name for dialog, speaker, text or act, regardless of case and punctuation."""
+    """Column or key with a common name for dialog, speaker, text, act or a list of utterances.
+
+    Case and punctuation do not count. The name ``kind`` comes before all others.
+    """
+    return _usual(kind, tuple(columns))
+
+
+@lru_cache(maxsize=1024)  # the objects of a JSON file have few sets of keys
+def _usual(kind: str, columns: tuple[Any, ...]) -> str | None:
+    if kind in columns:
+        return kind
     known = {re.sub(r"[\W_]+", "", str(column)).lower(): str(column) for column in columns}
     names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
     return next((known[name] for name in names if name in known), None)
+
+
+def value_of(kind: str, row: Mapping[str, Any]) -> Any:
+    """Value of a row or JSON object under the common name for ``kind``, or None."""
+    column = usual(kind, row)
+    return None if column is None else row[column]
+
+
+def list_name(row: Mapping[str, Any]) -> str | None:
+    """Common name under which a row or JSON object has a list of utterances, or None."""
+    return usual("utterances", [column for column, value in row.items() if isinstance(value, list)])
 
 
 def is_named(columns: Sequence[str]) -> bool:
@@ -71,12 +93,9 @@ def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> Rea
     found = {}
     for kind in (*KINDS, "act"):
         wanted = getattr(options, f"{kind}_column")
-        if wanted not in row and wanted == kind:
-            wanted = usual(kind, row) or wanted
-        found[f"{kind}_column"] = wanted
-    if found["text_column"] not in row:
-        lists = [column for column in _LISTS if isinstance(row.get(column), list)]
-        found["text_column"] = lists[0] if lists and options.text_column == "text" else found["text_column"]
+        found[f"{kind}_column"] = (usual(kind, row) if wanted == kind else None) or wanted
+    if found["text_column"] not in row and options.text_column == "text":
+        found["text_column"] = list_name(row) or "text"
     kinds = ("text",) if isinstance(row.get(found["text_column"]), list) else ("text", "dialog", "speaker")
     for kind in kinds:
         if (column := found[f"{kind}_column"]) not in row:

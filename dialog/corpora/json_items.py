@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any
 
+from dialog.corpora.columns import KINDS, usual
 from lm.errors import DataError
 from lm.text.lines import InputLog, NumberedLine
 
@@ -66,7 +67,7 @@ def _with_keys(
         if not isinstance(value, dict):
             log.bad(name, number, "not a JSON object", "correct the item", excerpt=repr(value))
             continue
-        missing = [key for key in keys if key not in value]
+        missing = [key for key in keys if _lacks(value, key)]
         if missing:
             there, needed = ", ".join(map(str, value)), f"give every object the keys {', '.join(keys)}"
             alone = seen or log.on_bad_line == "skip" or _follows(found, keys)
@@ -79,8 +80,14 @@ def _with_keys(
 def _follows(found: Iterator[tuple[int, Any]], keys: Sequence[str]) -> bool:
     """True if one of the next objects has all keys. Takes them, so that an error has to follow."""
     with suppress(DataError):
-        return any(isinstance(value, dict) and value.keys() >= {*keys} for _, value in islice(found, _AHEAD))
+        objects = (value for _, value in islice(found, _AHEAD) if isinstance(value, dict))
+        return any(not any(_lacks(value, key) for key in keys) for value in objects)
     return False
+
+
+def _lacks(value: dict[str, Any], key: str) -> bool:
+    """True if an object has neither the key nor, for dialog, speaker and text, a common name of it."""
+    return key not in value and (key not in KINDS or usual(key, value) is None)
 
 
 def whole_text(lines: Iterable[NumberedLine]) -> str:

@@ -1,4 +1,4 @@
-"""Readers of JSON files: assistant chats, question-answer pairs, Telegram exports."""
+"""Readers of question-answer pairs, also in tables, and of Telegram exports."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from dialog.corpora.json_items import items_of, whole_text
+from dialog.corpora.listed import content_text
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
 from dialog.corpora.stamps import Message, split_at_pauses
 from dialog.utterance import Dialog
@@ -21,7 +22,6 @@ PAIRS = (
     ("instruction", "response"),
     ("input", "output"),
 )
-_MUTE = ("system", "developer", "tool", "function")  # roles outside the conversation
 _MESSAGES = re.compile(r'"messages"\s*:\s*\[')
 
 
@@ -32,49 +32,12 @@ def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
     return next(((known[question], known[answer]) for question, answer in found), None)
 
 
-def _chat(name: str, line: int, value: dict[str, Any], log: InputLog) -> Dialog | None:
-    """Dialog of OpenAI's ``{"messages": [{"role": "user", "content": "hello"}, …]}``.
-
-    The keys ``conversations``, ``from`` and ``value`` are read alike. Roles become speakers. Messages of the
-    system and of tools, and non-text parts of a message, are dropped.
-    """
-    key = next((key for key in ("messages", "conversations") if key in value), "messages")
-    messages = value.get(key)
-    if not isinstance(messages, list):
-        found = ", ".join(map(str, value))
-        log.bad(name, line, f"no list of {key}", "correct the dialog", excerpt=found)
-        return None
-    turns = []
-    for message in messages:
-        if not isinstance(message, dict) or not message.keys() & {"role", "from"}:
-            log.bad(name, line, "message without a role", "add the role", excerpt=repr(message))
-            continue
-        role = message.get("role", message.get("from"))
-        text = message_text(role, message.get("content", message.get("value")), name, line, log)
-        if text is not None:
-            turns.append(RawUtterance(line, role, text))
-    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
-
-
-def message_text(role: Any, content: Any, name: str, line: int, log: InputLog) -> Any:
-    """Text of a message of a chat. None for one of the system or a tool, or without text, which is logged."""
-    text = join_lines(_content(content))
-    if role not in _MUTE and text:
-        return text
-    log.drop(name, line, "system or tool message" if role in _MUTE else "message without text")
-    return None
-
-
-def _content(content: Any, joint: str = " ") -> Any:
-    """Text of a message's content. Joins the text parts if the content is a list."""
-    if not isinstance(content, list):
-        return content
-    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    return joint.join(part for part in parts if isinstance(part, str))
-
-
 def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
-    """Dialog of a question and its answer. The ``input`` of an instruction is appended to the question."""
+    """Dialog of a question and its answer, after the earlier turns of a ``history``.
+
+    The ``input`` of an instruction is appended to the question. A ``context`` is dropped, since it may be a
+    document.
+    """
     pair = pair_of(value)
     if pair is None:
         known = ", ".join(map("/".join, PAIRS))
@@ -84,14 +47,31 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
     if pair[0].lower() == "instruction" and isinstance(question, str):
         more = next((text for key, text in value.items() if key.lower() == "input"), None)
         question = f"{question} {more}" if isinstance(more, str) else question
-    turns = [
-        RawUtterance(line, "user", join_lines(question)),
-        RawUtterance(line, "assistant", join_lines(answer)),
-    ]
+    texts = [*_earlier(name, line, value, log), question, answer]
+    speakers = ("user", "assistant") if len(texts) % 2 == 0 else ("assistant", "user")  # the last one answers
+    turns = [RawUtterance(line, speakers[n % 2], join_lines(text)) for n, text in enumerate(texts)]
     return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
 
 
-MESSAGES = ObjectReader((), _chat)
+def _earlier(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> list[str]:
+    """Texts of a ``history``: ``[[question, answer], …]`` or ``[text, …]``. Logs what is not read."""
+    texts: list[str] = []
+    for key, found in value.items():
+        if not found or key.lower() not in ("history", "context"):
+            continue
+        if key.lower() == "context":
+            log.drop(name, line, "context beside a question", str(found))
+            continue
+        items: list[Any] = found if isinstance(found, list) else [None]
+        pairs = all(isinstance(item, list) and len(item) == 2 for item in items)
+        flat: list[Any] = [text for item in items for text in item] if pairs else items
+        if all(isinstance(text, str) for text in flat):
+            texts = flat
+        else:
+            log.drop(name, line, "history that is not a list of texts", str(found))
+    return texts
+
+
 QUESTIONS = ObjectReader((), pair_dialog)  # {"question": "…", "answer": "…"}, keys as in PAIRS
 
 
@@ -123,7 +103,7 @@ def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Ite
         if not isinstance(item, dict):
             log.bad(name, line, "message is not an object", "export the chat again", excerpt=repr(item))
             continue
-        text = join_lines(_content(item.get("text"), ""))
+        text = join_lines(content_text(item.get("text"), ""))
         if item.get("type", "message") != "message" or not text:
             log.drop(name, line, "notice or media", str(item.get("action") or item.get("media_type") or ""))
             continue

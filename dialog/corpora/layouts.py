@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from dialog.corpora.columns import dialect_of, fields_of, is_named
+from dialog.corpora.columns import dialect_of, fields_of, is_named, usual
 from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
@@ -13,6 +13,7 @@ from dialog.corpora.readers import PREFIX, TSV_COLUMNS
 from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
+_LIST = re.compile(_KEY.pattern + r"\s*\[")
 _MOST = 1 << 16  # approximate characters of a head
 
 
@@ -46,10 +47,19 @@ class FirstLines:
     @cached_property
     def keys(self) -> set[str]:
         """JSON keys of the first line if it is an object, of all lines if it only opens an object or list."""
+        return set(_KEY.findall(self._objects))
+
+    @cached_property
+    def lists(self) -> set[str]:
+        """Those of :attr:`keys` that have a list."""
+        return set(_LIST.findall(self._objects))
+
+    @cached_property
+    def _objects(self) -> str:
         if not self.first.lstrip().startswith(("{", "[")):
-            return set()
-        whole = self.first.lstrip().startswith("{") and _KEY.findall(self.first)
-        return set(whole or _KEY.findall("\n".join(self.lines)))
+            return ""
+        whole = self.first.lstrip().startswith("{") and _KEY.search(self.first)
+        return self.first if whole else "\n".join(self.lines)
 
     @cached_property
     def columns(self) -> list[str]:
@@ -79,9 +89,9 @@ DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "messages": lambda head: (
         head.keys.issuperset(("messages", "content")) or head.keys.issuperset(("conversations", "value"))
     ),
-    "dialogs": _keys("utterances"),
+    "dialogs": lambda head: usual("utterances", head.lists) is not None,
     "pairs": lambda head: pair_of(head.keys) is not None,
-    "turns": _keys("text"),
+    "turns": lambda head: usual("text", head.keys) is not None,
     "irc": _irc,
     "whatsapp": lambda head: WHATSAPP.fullmatch(head.first) is not None,
     "srt": lambda head: any(TIMING.fullmatch(text) for text in head.lines[:2]),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, records, usual
-from dialog.corpora.json_texts import message_text, pair_dialog, pair_of
+from dialog.corpora.json_texts import pair_dialog, pair_of
+from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
-from dialog.corpora.readers import Made, RawUtterance, collect, distinct, group_turns, join_lines, make_dialog
+from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES
 from lm.disk.regular import open_regular
@@ -108,7 +109,7 @@ def _read_rows(
     sample = first[1] if first else {column: [] for column in columns}
     if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
         pairs = chain([first] if first else [], numbered)
-        made = (Made(line, "id" in row, pair_dialog(name, line, row, log)) for line, row in pairs)
+        made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in pairs)
         return collect(made, name, log)
     options = find_columns(name, sample, options)
     if first is None:
@@ -134,29 +135,9 @@ def _turns(
 def _whole_dialog(
     row: ParquetRow, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
 ) -> Dialog | None:
-    """Dialog from a row of lists. Without a list of speakers, A and B alternate."""
-    texts = row[options.text_column]
-    if not isinstance(texts, list):
+    """Dialog from a row of lists."""
+    if not isinstance(row[options.text_column], list):
         log.bad(name, number, "text is not a list, unlike the first row's", "correct the row")
         return None
-    speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
-    for column in (speakers, acts):
-        if isinstance(column, list) and len(column) != len(texts):
-            log.bad(name, number, "lists of different lengths", "give every utterance a speaker and an act")
-            return None
-    turns = []
-    for index, text in enumerate(texts):
-        speaker = speakers[index] if isinstance(speakers, list) else "AB"[index % 2]
-        act = acts[index] if isinstance(acts, list) else ""
-        if isinstance(text, dict):
-            inside = {kind: usual(kind, text) for kind in ("speaker", "text", "act")}
-            speaker = text.get(options.speaker_column, text.get(inside["speaker"], speaker))
-            act = text.get(options.act_column, text.get(inside["act"], act))
-            chat = text.keys() & {"role", "from"}
-            said = text.get(options.text_column, text.get(inside["text"]))
-            text = message_text(speaker, said, name, number, log) if chat else said
-            if chat and text is None:
-                continue
-        turns.append(RawUtterance(number, speaker, text, act))
     id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None
-    return make_dialog(name, number, f"{stem}:{number - 1}" if id is None else id, "", turns, log)
+    return listed_dialog(name, number, row, options, log, f"{stem}:{number - 1}" if id is None else id)

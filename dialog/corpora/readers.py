@@ -8,11 +8,11 @@ A reader turns the lines of one file into dialogs. It reports bad lines to the
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from dialog.corpora.columns import KINDS, value_of
 from dialog.corpora.json_items import parse_objects
 from dialog.utterance import Dialog, Utterance
 from lm.text.lines import InputLog, NumberedLine
@@ -119,6 +119,11 @@ class Made(NamedTuple):
     dialog: Dialog | None
 
 
+def made_of(line: int, dialog: Dialog | None) -> Made:
+    """The dialog of an object, named if it has an id."""
+    return Made(line, bool(dialog and dialog.id), dialog)
+
+
 class ObjectReader(NamedTuple):
     """Reader of JSON objects with ``keys``, each a dialog: ``make(name, line, object, log)``."""
 
@@ -132,7 +137,7 @@ class ObjectReader(NamedTuple):
     def made(self, objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog) -> Iterator[Made]:
         """Yield the dialog of every object, given with its line number."""
         for line, value in objects:
-            yield Made(line, "id" in value, self.make(name, line, value, log))
+            yield made_of(line, self.make(name, line, value, log))
 
 
 def collect(made: Iterable[Made], name: str, log: InputLog) -> list[Dialog]:
@@ -144,24 +149,17 @@ def collect(made: Iterable[Made], name: str, log: InputLog) -> list[Dialog]:
     return distinct(named, name, log)
 
 
-def _whole_dialog(
-    key: str,
-    turn: Callable[[int, Any], RawUtterance | None],
-    name: str,
-    line: int,
-    value: dict[str, Any],
-    log: InputLog,
-) -> Dialog | None:
-    """Dialog of an object that holds its utterances as a list under ``key``."""
-    items = value[key]
+def _zhao_dialog(name: str, line: int, value: dict[str, Any], log: InputLog) -> Dialog | None:
+    """Dialog of an object that holds its utterances as a list under ``utts``."""
+    items = value["utts"]
     if not isinstance(items, list):
-        log.bad(name, line, f"{key} is not a list", "correct the dialog", excerpt=repr(items))
+        log.bad(name, line, "utts is not a list", "correct the dialog", excerpt=repr(items))
         return None
     turns = []
     for item in items:
-        made = turn(line, item)
+        made = _zhao_turn(line, item)
         if made is None:
-            problem, remedy = f"an item of {key} is not an utterance", "correct the item"
+            problem, remedy = "an item of utts is not an utterance", "correct the item"
             log.bad(name, line, problem, remedy, excerpt=repr(item))
         else:
             turns.append(made)
@@ -180,17 +178,8 @@ def _zhao_turn(line: int, item: Any) -> RawUtterance | None:
     return RawUtterance(line, item[0], item[1], features[0])
 
 
-def _keyed_turn(line: int, item: Any) -> RawUtterance | None:
-    """Turn from ``{"speaker": …, "text": …, "act": …}``, the act optional."""
-    if not isinstance(item, dict) or "speaker" not in item or "text" not in item:
-        return None
-    return RawUtterance(line, item["speaker"], item["text"], item.get("act"))
-
-
 # {"topic": …, "utts": [[speaker, text, [act, …]], …]} of Zhao et al., "id" optional
-ZHAO = ObjectReader(("utts",), partial(_whole_dialog, "utts", _zhao_turn))
-# {"id": …, "topic": …, "utterances": [{"speaker": …, "text": …}, …]}
-UTTERANCES = ObjectReader(("utterances",), partial(_whole_dialog, "utterances", _keyed_turn))
+ZHAO = ObjectReader(("utts",), _zhao_dialog)
 
 
 def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: InputLog) -> list[Dialog]:
@@ -208,11 +197,16 @@ def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: Input
 
 
 def read_turns(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read ``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn per line, the act optional."""
-    objects = parse_objects(lines, name, log, ("dialog", "speaker", "text"))
+    """Read ``{"dialog": …, "speaker": …, "text": …, "act": …}``, one turn per line, the act optional.
+
+    The keys may have the common names of columns.
+    """
     turns = (
-        (value["dialog"], RawUtterance(n, value["speaker"], value["text"], value.get("act")))
-        for n, value in objects
+        (
+            value_of("dialog", value),
+            RawUtterance(line, *(value_of(kind, value) for kind in ("speaker", "text", "act"))),
+        )
+        for line, value in parse_objects(lines, name, log, KINDS)
     )
     return group_turns(turns, name, log)
 

@@ -263,12 +263,12 @@ def test_skipping_is_advised_for_a_first_object_without_the_keys_if_others_have_
 
 
 def test_a_source_that_is_skipped_whole_is_refused_with_the_first_reason(tmp_path: Path) -> None:
-    source = write(tmp_path, "x.jsonl", '{"dialog": "d", "speaker": "A", "body": "x"}\n' * 3)
+    source = write(tmp_path, "x.jsonl", '{"dialog": "d", "speaker": "A", "words": "x"}\n' * 3)
     with pytest.raises(DataError) as caught:
         read_source(source, ReadOptions(format="turns"), InputLog("skip"))
     assert str(caught.value) == (
         f"{source}: no dialog in the source after 3 dropped pieces, the first in line 1: no key text"
-        " (found: dialog, speaker, body); check its format"
+        " (found: dialog, speaker, words); check its format"
     )
 
 

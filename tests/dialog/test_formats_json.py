@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dialog.corpora.sources import detect_format
@@ -36,6 +38,100 @@ def test_chats_with_assistants(tmp_path: Path) -> None:
         "system or tool message",
         "message without text",
         "system or tool message",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "format", "id", "expected"),
+    [
+        ({"dialog": ["hi", "hello"]}, "dialogs", "x:0", ["A: hi", "B: hello"]),
+        ({"utterances": ["hi", "hello"], "id": "7"}, "dialogs", "7", ["A: hi", "B: hello"]),
+        (
+            {"dialog_id": 7, "dialog": ["hi", "hello"], "speaker": ["Tom", "Lea"], "act": [1, 2]},
+            *("dialogs", "7", ["Tom: hi", "Lea: hello"]),
+        ),
+        (
+            {"turns": [{"who": "Tom", "utterance": "hi"}, {"who": "Lea", "utterance": "hello"}]},
+            *("dialogs", "x:0", ["Tom: hi", "Lea: hello"]),
+        ),
+        (
+            {
+                "conversation": [
+                    {"role": "system", "content": "be brief"},
+                    *({"role": r, "content": r} for r in "ab"),
+                ]
+            },
+            *("dialogs", "x:0", ["a: a", "b: b"]),
+        ),
+        (
+            {"messages": [{"author": "Tom", "content": "hi"}, {"author": "Lea", "content": "hello"}]},
+            *("messages", "x:0", ["Tom: hi", "Lea: hello"]),
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "name": "Tom", "content": "hi"},
+                    {"role": "bot", "content": "hello"},
+                ]
+            },
+            *("messages", "x:0", ["user: hi", "bot: hello"]),
+        ),
+    ],
+)
+def test_lists_of_utterances_have_any_of_the_known_names(
+    value: dict[str, Any], format: str, id: str, expected: list[str], tmp_path: Path
+) -> None:
+    for text in (json.dumps(value), json.dumps([value], indent=1)):
+        source = write(tmp_path, "x.json", text)
+        assert detect_format(Path(source), InputLog()) == format
+        dialogs, _ = read(source)
+        assert (dialogs[0].id, said(dialogs)) == (id, [expected])
+
+
+def test_turns_have_the_names_of_columns(tmp_path: Path) -> None:
+    rows = [
+        {"conversation_id": 17, "author": who, "message": f"hi {who}", "dialog_act": "fp"} for who in "ab"
+    ]
+    for text in ("\n".join(map(json.dumps, rows)), json.dumps(rows, indent=2)):
+        source = write(tmp_path, "x.json", text)
+        assert detect_format(Path(source), InputLog()) == "turns"
+        dialogs, _ = read(source)
+        assert (dialogs[0].id, dialogs[0].utterances[0].act) == ("17", "fp")
+        assert said(dialogs) == [["a: hi a", "b: hi b"]]
+
+
+@pytest.mark.parametrize("ending", ["json", "parquet"])
+def test_the_history_of_a_question_is_read(ending: str, tmp_path: Path) -> None:
+    pair = {"question": "and then", "answer": "tea"}
+    for history, earlier in (
+        ([["why", "so"], ["how", "thus"]], ["user: why", "assistant: so", "user: how", "assistant: thus"]),
+        (["why", "so"], ["user: why", "assistant: so"]),
+        (["well"], ["assistant: well"]),
+        ([], []),
+    ):
+        source = str(tmp_path / f"x.{ending}")
+        row = {"history": history, "context": None, **pair}
+        if ending == "json":
+            write(tmp_path, "x.json", json.dumps(row))
+        else:
+            pq.write_table(pa.Table.from_pylist([row]), source)
+        dialogs, log = read(source)
+        assert said(dialogs) == [[*earlier, "user: and then", "assistant: tea"]]
+        assert not log.dropped
+
+
+def test_what_is_not_read_beside_a_question_is_counted(tmp_path: Path) -> None:
+    pair = {"question": "and then", "answer": "tea"}
+    rows = [
+        {**pair, "context": "A page about kettles."},
+        {**pair, "History": "why? so.", "context": ["one", "two"]},
+        {**pair, "history": [{"who": "A"}, {"who": "B"}]},
+    ]
+    dialogs, log = read(write(tmp_path, "x.jsonl", "\n".join(map(json.dumps, rows))))
+    assert said(dialogs) == [["user: and then", "assistant: tea"]] * 3
+    context, history = "context beside a question", "history that is not a list of texts"
+    assert [(piece.line, piece.reason) for piece in log.dropped] == [
+        *((1, context), (2, history), (2, context), (3, history))
     ]
 
 
