@@ -99,10 +99,15 @@ def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> Rea
     kinds = ("text",) if isinstance(row.get(found["text_column"]), list) else ("text", "dialog", "speaker")
     for kind in kinds:
         if (column := found[f"{kind}_column"]) not in row:
-            columns = visible(", ".join(map(str, row))[:500])
             or_add = ", or add a column that names the dialog of each row" if kind == "dialog" else ""
-            raise DataError(f"{name}: no column {column}; set --{kind}-column to one of {columns}{or_add}")
+            raise DataError(f"{no_column(name, kind, column, row)}{or_add}")
     return replace(options, **found)
+
+
+def no_column(name: str, kind: str, column: str, columns: Iterable[Any]) -> str:
+    """Error message for a table without a column, with the command whose option names another one."""
+    there = visible(", ".join(map(str, columns))[:500])
+    return f"{name}: no column {column}; name one with `dialog prepare … --{kind}-column`: {there}"
 
 
 def dialect_of(header: str) -> Dialect:

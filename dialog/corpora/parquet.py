@@ -1,11 +1,12 @@
 """Readers of tables with named columns: CSV, parquet and data sets of the ``datasets`` library."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, records, usual
+from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, no_column, records, usual
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
@@ -18,19 +19,26 @@ from lm.text.hub import load_tables
 from lm.text.lines import InputLog, NumberedLine
 
 ParquetRow = dict[str, Any]
+_EXCEL = re.compile("sep=(.)", re.IGNORECASE)  # first line of a file, with the delimiter
 
 
 def read_csv(lines: Iterable[NumberedLine], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
     """Read a CSV file with a header. A row is an utterance, a question with its answer, or a ranked response.
 
-    Delimiter and quote character are detected from the header. Line breaks in a text become spaces. Raises
-    DataError, listing the columns, if the dialog, speaker or text column is missing.
+    Delimiter and quote character are detected from the header, or the delimiter is that of Excel's first line
+    ``sep=;``. Line breaks in a text become spaces. Raises DataError, listing the columns, if the dialog,
+    speaker or text column is missing.
     """
     rest = iter(lines)
-    first = next((line for line in rest if line[1].strip()), None)
+    filled = (line for line in rest if line[1].strip())
+    first = next(filled, None)
+    stated = _EXCEL.fullmatch(first[1]) if first else None
+    first = next(filled, None) if stated else first
     if first is None:
         return []
-    rows = records(chain([first], rest), name, log, dialect_of(first[1]))
+    dialect = dialect_of(first[1])
+    dialect = dialect._replace(delimiter=stated[1]) if stated else dialect
+    rows = records(chain([first], rest), name, log, dialect)
     start, header = next(rows, (0, []))
     if is_ranking(header):
         return ranking_dialogs(chain([(start, header)], rows), name, log)  # a ranking may lack a header
@@ -45,9 +53,8 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
     known = asked.intersection(columns) or any(usual(kind, columns) for kind in KINDS) or pair_of(columns)
     if columns and not known:
         raise DataError(
-            f"{name}: no column {options.text_column}; set --text-column to one of "
-            f"{visible(', '.join(columns))[:500]}; or, if line {line} is no header, write one above, as in "
-            "dialog,speaker,text"
+            f"{no_column(name, 'text', options.text_column, columns)}; or, if line {line} is no header, "
+            "write one above, as in dialog,speaker,text"
         )
     read = {*asked, *(usual(kind, columns) for kind in (*KINDS, "act")), *(pair_of(columns) or ())}
     if twice := [column for column in columns if columns.count(column) > 1 and column in read]:

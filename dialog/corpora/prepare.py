@@ -128,8 +128,8 @@ class DialogPreparation(Preparation):
         dialogs = [dialog for several in read.values() for dialog in several]
         if not self.force and (reason := nonsense(dialogs)):
             raise DataError(
-                f"{self.source}: read as {self.located.format}, {reason}; choose another --format, "
-                f"see {PAGE}, or add --force if the content is correct"
+                f"{self.source}: read as {self.located.format}, {reason}; name its format with "
+                f"`dialog prepare … --format`, see {PAGE}, or add --force there if the content is correct"
             )
         splits = _split(read, self.source, self.options, self.located.format, log)
         for split, chosen in splits.items():

@@ -247,7 +247,7 @@ def test_parquet_of_turns_and_of_whole_dialogs(tmp_path: Path) -> None:
     assert said(dialogs[0]) == [("A", "hello"), ("B", "hi"), ("A", "bye")]
     assert [utterance.act for utterance in dialogs[0].utterances] == ["1", "2", "2"]
     assert dialogs[1].id == "x:1"
-    assert "no column text; set --text-column to one of talk, act, unused" in refusal(source)
+    assert "no column text; name one with `dialog prepare … --text-column`: talk" in refusal(source)
 
     structures = [{"id": 5, "turns": [{"speaker": "X", "text": "hello"}, {"speaker": "Y", "text": "hi"}]}]
     pq.write_table(pa.Table.from_pylist(structures), source)
@@ -257,7 +257,7 @@ def test_parquet_of_turns_and_of_whole_dialogs(tmp_path: Path) -> None:
     ]
 
     pq.write_table(pa.table({"text": ["a"], "who": ["A"]}), source)
-    assert "no column dialog; set --dialog-column to one of text" in refusal(source)
+    assert "no column dialog; name one with `dialog prepare … --dialog-column`: text" in refusal(source)
     pq.write_table(pa.table({"text": [["a", "b"]], "speaker": [["A"]]}), source)
     assert "x.parquet:1: lists of different lengths" in refusal(source)
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), source)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dialog.corpora.corpus import load_dialogs
+from dialog.corpora.readers import TSV_COLUMNS
 from dialog.corpora.sources import detect_format
 from lm.errors import DataError
 from lm.text.lines import InputLog
@@ -37,6 +38,18 @@ def test_csv_columns_of_usual_names(dialog: str, text: str, tmp_path: Path) -> N
     content = f"{dialog},sender,{text}\n1,A,hello\n1,B,hi\n"
     assert said(read(write(tmp_path, "x.csv", content))[0]) == [["A: hello", "B: hi"]]
     assert said(read(write(tmp_path, "x.txt", content))[0]) == [["A: hello", "B: hi"]], "by its header"
+
+
+@pytest.mark.parametrize("delimiter", [";", ",", "\t", "^"])
+def test_the_first_line_of_excel_names_the_delimiter(delimiter: str, tmp_path: Path) -> None:
+    rows = [
+        f"sep={delimiter}",
+        *(delimiter.join(row) for row in (TSV_COLUMNS[:3], "1Ax", "1By")),
+    ]
+    assert said(read(write(tmp_path, "x.csv", "\r\n".join(rows)))[0]) == [["A: x", "B: y"]]
+    bad = write(tmp_path, "y.csv", "\n".join([*rows, "1"]))
+    assert "y.csv:5: wrong number of columns" in refusal(bad)
+    assert "no dialog in the source" in refusal(write(tmp_path, "z.csv", rows[0]))
 
 
 def test_csv_columns_that_are_named(tmp_path: Path) -> None:

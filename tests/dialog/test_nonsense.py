@@ -51,7 +51,8 @@ def test_what_is_likely_nonsense_is_refused_unless_forced(
     code, _, err = dialog("prepare", "x.jsonl", "--out", "p")
     assert code == DataError.exit_code
     assert reason.split("`")[0] in err
-    assert "--force" in err
+    assert "`dialog prepare … --format`" in err
+    assert "--force there" in err
     assert not Path("p").exists()
     assert dialog("prepare", "x.jsonl", "--out", "p", "--force")[0] == 0
     assert len(load_dialogs("p/train")) == 1
