@@ -18,8 +18,10 @@ from dialog.utterance import Dialog, Utterance
 from lm.text.lines import InputLog, NumberedLine
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# a speaker of at most 40 characters and five words, and a text
-PREFIX = re.compile(r"((?=[^:]{1,40}:)[^\s:]+(?:\s+[^\s:]+){0,4})\s*:(?:\s+|$)(.*)", re.DOTALL)
+# a speaker of at most 40 characters and five words, and a text, which follows a full-width colon at once
+PREFIX = re.compile(
+    r"((?=[^:：]{1,40}[:：])[^\s:：]+(?:\s+[^\s:：]+){0,4})\s*(?::(?:\s+|$)|：\s*)(.*)", re.DOTALL
+)
 _SHORT = 20  # characters of a speaker that the first line alone may show
 UNNAMED: Any = object()  # id of a dialog that its file gives none
 TSV_COLUMNS = ("dialog", "speaker", "text", "act")

@@ -15,7 +15,10 @@ _EXCERPT = 80
 _SAMPLE = 4096  # bytes
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\f\r\x1b"))
 _CONVERT = "convert the file with `iconv -f cp1252 -t utf-8`, or from its own encoding"
-_SIGNATURES = {
+_UTF32 = "is UTF-32; convert it with `iconv -f UTF-32 -t UTF-8`"
+_SIGNATURES = {  # the first match wins: UTF-32 begins as UTF-16 does
+    b"\xff\xfe\0\0": _UTF32,
+    b"\0\0\xfe\xff": _UTF32,
     b"\xff\xfe": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\xfe\xff": "is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
     b"\x1f\x8b": "is gzip-compressed; unpack it with gunzip",
@@ -85,7 +88,7 @@ def read_lines(
     U+2028, U+0085, form feeds and lone CRs stay inside a line. A byte-order mark and the CR of a CRLF are
     removed. The stream must be at the beginning of line ``first``. Reading ends after ``size`` bytes, or with
     the file. Invalid UTF-8, NUL bytes and lines longer than 16 MiB are bad lines, reported with line and
-    column. Raises DataError if the whole file is UTF-16 or compressed.
+    column. Raises DataError if the whole file is UTF-16, UTF-32 or compressed.
     """
     number, text = first - 1, first > 1  # text: a line was good
     while size > 0 and (raw := _read_line(stream, name)):
@@ -122,9 +125,13 @@ def read_lines(
 def _require_text(raw: bytes, stream: BinaryIO, name: str) -> None:
     """Raise DataError if the beginning of a file, a bad line and what follows, is not of a UTF-8 text."""
     sample = (raw + stream.read(_SAMPLE))[:_SAMPLE]
-    for order, zeros, others in (("LE", sample[1::2], sample[::2]), ("BE", sample[::2], sample[1::2])):
-        if zeros.count(0) > 0.8 * len(zeros) and others.count(0) < 0.1 * len(others):
-            raise DataError(f"{visible(name)}: is UTF-16; convert it with `iconv -f UTF-16{order} -t UTF-8`")
+    for bits, order, low in ((32, "LE", 0), (32, "BE", 3), (16, "LE", 0), (16, "BE", 1)):
+        size = bits // 8
+        units = sample[low::size]  # low bytes of the characters
+        zeros = sample.count(0) - units.count(0)
+        if zeros > 0.8 * (len(sample) - len(units)) and units.count(0) < 0.1 * len(units):
+            form = f"UTF-{bits}"
+            raise DataError(f"{visible(name)}: is {form}; convert it with `iconv -f {form}{order} -t UTF-8`")
     if len(sample) - len(sample.translate(None, _CONTROL)) > max(4, len(sample) // 50):
         raise DataError(f"{visible(name)}: holds binary data, not text; name a text file")
 

@@ -153,6 +153,14 @@ def test_plain_text_without_speakers_alternates_and_a_skipped_line_moves_nobody(
     assert said(dialogs[1]) == [("A", "new one"), ("B", "yes")]
 
 
+@pytest.mark.parametrize("form", ["{}: {}", "{}：{}", "{} ： {}"])
+def test_speakers_of_plain_text_may_have_a_full_width_colon(form: str, tmp_path: Path) -> None:
+    turns = [("小明", "你好吗"), ("Lea", "他说：很好, ok: 12:30")]
+    lines = "\n".join(form.format(*turn) for turn in turns)
+    assert said(load_dialogs(write(tmp_path, "x.txt", lines))[0]) == turns
+    assert said(load_dialogs(write(tmp_path, "x", lines))[0]) == turns, "by its content"
+
+
 def test_a_folder_of_pipe_files_is_a_dialog_a_file(tmp_path: Path) -> None:
     for name in ("sw2", "sw1"):
         write(tmp_path, f"{name}.txt", "A|well | or not|sv\nB|right|b\n")
@@ -200,6 +208,10 @@ CURATED = [  # name, content, what the message says
     ("x.jsonl", GOOD + "\0" * 4096, r"x.jsonl:2:1: NUL byte; choose a text file, or leave it out"),
     ("x.jsonl", GOOD.encode("utf-16-le"), r"x.jsonl: is UTF-16; convert it with `iconv -f UTF-16LE"),
     ("x.jsonl", GOOD.encode("utf-16-be"), r"x.jsonl: is UTF-16; convert it with `iconv -f UTF-16BE"),
+    ("x.jsonl", GOOD.encode("utf-32"), r"x.jsonl: is UTF-32; convert it with `iconv -f UTF-32 -t UTF-8`"),
+    ("x.jsonl", b"\0\0\xfe\xff" + GOOD.encode("utf-32-be"), r"x.jsonl: is UTF-32; .* -f UTF-32 -t UTF-8`"),
+    ("x.jsonl", GOOD.encode("utf-32-le"), r"x.jsonl: is UTF-32; convert it with `iconv -f UTF-32LE"),
+    ("x.jsonl", GOOD.encode("utf-32-be"), r"x.jsonl: is UTF-32; convert it with `iconv -f UTF-32BE"),
     ("x.pdf", b"%PDF-1.4\n%\xe2\xe3", r"x.pdf: is a PDF; save its text"),
     ("x.jsonl", '{"speaker": "A", "text": "x"}\n' * 9, r"x.jsonl:1: no key dialog .*; give every .* text$"),
     ("x.jsonl", GOOD + "{oops}\n", r"x.jsonl:2:2: not JSON"),
