@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import math
+import os
 import platform
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from lm.console.tables import Table
 from lm.console.usage import require_once, usage_error
 from lm.disk.storage import JSON, finite, require_place, write_json
 from lm.ending import EarlyStop, again, flush_output, given_command, not_printed, report, take_command
-from lm.errors import Interrupted, visible
+from lm.errors import Interrupted, StorageError, visible
 from lm.launched import leads, several
 from lm.parallel.group import announce
 from lm.parallel.launch import launched, without_option
@@ -211,6 +212,7 @@ def _run(app: typer.Typer, name: str, arguments: list[str]) -> str | int | None:
     early = EarlyStop()
     try:
         early.install()
+        _require_working_folder()
         app(args=arguments, prog_name=name)
     except SystemExit as ending:
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
@@ -219,6 +221,14 @@ def _run(app: typer.Typer, name: str, arguments: list[str]) -> str | int | None:
     finally:
         early.uninstall()
     return 0
+
+
+def _require_working_folder() -> None:
+    """Raise StorageError if the working folder was deleted, which breaks libraries too."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise StorageError("the working folder was deleted; go to another one with cd") from None
 
 
 @contextmanager

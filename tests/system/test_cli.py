@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dialog.cli import main as dialog_main
 from dialog.config import DialogConfig
 from lm.cli import main as lm_main
 from lm.console.app import new_app, run_app, show, write_result
@@ -73,6 +74,22 @@ def test_every_failure_has_its_code_and_one_line(
         run_app(failing, "failing", ["fail"])
     assert int(ending.value.code or 0) == code
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("main", [dialog_main, lm_main])
+def test_a_deleted_working_folder_is_named(
+    main: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as ending:
+        main(["presets"])
+    assert ending.value.code == StorageError.exit_code
+    assert capsys.readouterr().err == "the working folder was deleted; go to another one with cd\n"
 
 
 @pytest.mark.parametrize("arguments", [["fail"], ["--debug", "fail"], ["fail", "--debug"]])
