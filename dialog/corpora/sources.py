@@ -126,8 +126,8 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     files = _of_many(entries)
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
-    if found := wrong_kind(path, "dialog", "a corpus"):
-        raise DataError(f"{source}: {found}")
+    if found := wrong_kind(path, "dialog", "conversations"):
+        raise DataError(f"{source}: {found}; or name conversations, as in {PAGE}")
     raise DataError(
         f"{source}: no known files in the folder; expected *.utt.csv, files or folders named "
         f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"

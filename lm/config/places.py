@@ -101,7 +101,8 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
     elif folder and (program := _prepared_by(path / _MANIFEST)):
         splits = " ".join(f"--set {shlex.quote(f'data.{split}={visible(path / split)}')}" for split in SPLITS)
         use = f"own_small --data {name}" if program == "dialog" else f"CONFIG {splits}"
-        kind, hint = "a prepared corpus", f"train on it with `{program} train {use}`"
+        kind = "a prepared corpus" if program == family else f"a corpus of `{program} prepare`"
+        hint = f"train on it with `{program} train {use}`"
     elif path.is_file() and path.suffix == ".toml" and family:
         kind, hint = "a config", f"make a run with `{family} train {name}`"
     elif path.is_file() and family:

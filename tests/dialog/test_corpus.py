@@ -317,7 +317,13 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert "no known files in the folder" in refusal(str(tmp_path / "folder"))
     (tmp_path / "folder" / "config.json").write_text('{"config": {}}', encoding="utf-8")
-    assert "folder: a run, not a corpus; `dialog runs" in refusal(str(tmp_path / "folder"))
+    assert "folder: a run, not conversations; `dialog runs" in refusal(str(tmp_path / "folder"))
+    (tmp_path / "ptb").mkdir()
+    manifest = {"command": "lm prepare", "inputs": {}, "outputs": {}}
+    (tmp_path / "ptb" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    message = refusal(str(tmp_path / "ptb"))
+    assert "ptb: a corpus of `lm prepare`, not conversations; train on it with `lm train CONFIG" in message
+    assert message.endswith("; or name conversations, as in docs/data.md")
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     assert refusal(str(tmp_path / "loop.txt"))
 
