@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dialog.metrics.scores import SAID
+from dialog.metrics.scores import ALL_FIVE, SAID
 from dialog.utterance import Dialog
 from lm.console.shared_tables import preparation_tables
 from lm.console.tables import Table
@@ -49,10 +49,13 @@ def evaluation_tables(result: "DialogEvaluation") -> list[Table | str]:
     shown = {name: getattr(found, name) for name in _LIKELIHOOD}
     cut = {name: getattr(found, name) for name in _CUT if getattr(found, name)}
     yardsticks = result.report.yardsticks
+    systems = shown_systems(result.report)
     note = f"; true response {yardsticks.true_response.treatment}. {yardsticks.note}"
+    if repr(ALL_FIVE) in systems:
+        note += f" The row {ALL_FIVE!r} has the five constant answers as one list."
     title = f"{subject.run} on {subject.data.name}"
     return [
-        *_tables(title, shown_systems(result.report), shown, cut, note),
+        *_tables(title, systems, shown, cut, note),
         *([guessing_note(found.nll, found.vocabulary)] if found.near_guessing else []),
         *result.warnings,
         f"BLEU compares {result.bleu_tokens} tokens; kept as {result.name}",

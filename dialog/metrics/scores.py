@@ -19,6 +19,7 @@ from lm import __version__
 from lm.results import Merged
 from lm.runs.evaluations import JsonObject
 
+ALL_FIVE = "all five"  # the constant answers as one list
 CONSTANT_ANSWERS = ("uh-huh", "yeah", "right", "oh", "okay")
 SAID = 0.01  # share of the true responses that a constant answer is, to be a yardstick for a corpus
 BLEU_VERSIONS: dict[str, tuple[Variant, NgramWeights]] = {
@@ -30,9 +31,8 @@ BLEU_VERSIONS: dict[str, tuple[Variant, NgramWeights]] = {
 _VARIANTS = {"nltk": "NLTK 3.6 or later", "legacy": "NLTK 3.4 or earlier, 0 where it is undefined"}
 _WARNING = (
     "With several references, constant answers can have a higher precision than people, since one of the "
-    'references often is the same short answer; a score above 1 comes from smoothing. A row "All five" '
-    "has the five constant answers as one list. Read precision beside recall, distinct-n and the most common "
-    "answer."
+    "references often is the same short answer; a score above 1 comes from smoothing. Read precision "
+    "beside recall, distinct-n and the most common answer."
 )
 
 
@@ -235,7 +235,7 @@ def _constant_answers(
     """Scores of each constant answer, and of all of them together."""
     found = {}
     answers = {answer: split(answer) for answer in CONSTANT_ANSWERS}
-    for name, group in [*((a, [t]) for a, t in answers.items()), ("all five", list(answers.values()))]:
+    for name, group in [*((a, [t]) for a, t in answers.items()), (ALL_FIVE, list(answers.values()))]:
         scores = scorer.score([group] * len(responses.references))[0]
         said = sum(any([*words] == one for one in group) for words, *_ in responses.references)
         found[name] = ConstantAnswer(scores, said / len(responses.references))

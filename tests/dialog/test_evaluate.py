@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,12 @@ def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
     assert any("near guessing among" in str(line) for line in evaluation_tables(evaluation)[1:])
     record = json.loads((run / "evaluation" / "test.json").read_text(encoding="utf-8"))
     assert record["result"] == result
+    yardsticks = evaluation.report.yardsticks
+    for share in (0.0, 0.5):  # the row of the five constant answers is explained where it is shown
+        five = replace(yardsticks.constant_answers["all five"], said_share=share)
+        shown = replace(yardsticks, constant_answers={"all five": five})
+        parts = evaluation_tables(replace(evaluation, report=replace(evaluation.report, yardsticks=shown)))
+        assert any("'all five' has the five" in str(part) for part in parts) == bool(share)
     contexts = record["contexts"]
     assert sum(contexts["nll"]) / sum(contexts["tokens"]) == pytest.approx(result["nll"])
     precision = [row[1] for row in contexts["bleu"]["precision"]]
