@@ -187,7 +187,9 @@ def show_corpus(
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Number of dialogs.")] = 3,
     dialog: Annotated[str, typer.Option(metavar="ID", help="Only the dialog with this id.")] = "",
 ) -> None:
-    """Show dialogs of a corpus after parsing.
+    """Show dialogs of a corpus after parsing, without what its format leaves out.
+
+    Of chats with assistants, that is messages whose role is system, developer, tool or function.
 
     Example: dialog show data/chat --split valid --limit 5
     """
@@ -369,8 +371,8 @@ def references(
     from dialog.metrics.references import build_references, write_references
     from lm.parallel.group import process_group
 
-    with process_group() as group:
-        items = build_references(load_dialogs(train), load_dialogs(test), neighbours, group)
+    with process_group() as group, counting("comparing") as progress:
+        items = build_references(load_dialogs(train), load_dialogs(test), neighbours, group, progress)
         group.share(lambda: write_references(out, items))
     count = sum(len(item.responses) for item in items)
     show(f"{out}: {len(items):,} contexts, {count / max(1, len(items)):.1f} references each")

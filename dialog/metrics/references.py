@@ -23,6 +23,7 @@ from lm.disk.storage import MAX_JSON, readable, write_atomic
 from lm.errors import DataError, visible
 from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined
+from lm.steps import OnProgress, no_progress
 from lm.text.tokenizers import WordPunct
 from lm.text.vocabulary import BOS, DIALOG, EOS
 
@@ -46,7 +47,11 @@ class ReferenceItem:
 
 
 def build_references(
-    train: Sequence[Dialog], test: Sequence[Dialog], neighbours: int = 10, group: Group = ALONE
+    train: Sequence[Dialog],
+    test: Sequence[Dialog],
+    neighbours: int = 10,
+    group: Group = ALONE,
+    progress: OnProgress = no_progress,
 ) -> list[ReferenceItem]:
     """Retrieve the responses to the nearest training contexts for every test context.
 
@@ -54,7 +59,7 @@ def build_references(
     last. Openings match only openings. Similarity is the cosine of tf-idf vectors (WordPunct tokens, lower
     case, idf over all training contexts). Ties go to the earlier context. Repetitions of the true or another
     response, and contexts without a common token, are skipped, so an item may have fewer than ``neighbours``.
-    The processes of a ``group`` share the test contexts.
+    The processes of a ``group`` share the test contexts, and ``progress`` counts those of this process.
     """
     documents = Documents(WordPunct().split)
     places: dict[_Place, list[int]] = defaultdict(list)
@@ -70,7 +75,7 @@ def build_references(
 
     def nearest(part: range) -> Iterator[list[int]]:
         """Rows of the answers for each context of a slice."""
-        for number, turn in contexts[part.start : part.stop]:
+        for done, (number, turn) in enumerate(contexts[part.start : part.stop], 1):
             dialog = test[number]
             place = _place(dialog, turn)
             if place in places and place not in indices:
@@ -81,6 +86,7 @@ def build_references(
                 if len(found) > neighbours:
                     break
                 found.setdefault(answers[row].text, row)
+            progress(done, len(part))
             yield [row for row in found.values() if row >= 0]
 
     return [

@@ -119,6 +119,12 @@ def test_index_ranks_ties_in_order_and_leaves_strangers_out() -> None:
     assert Index(documents, [0]).ranked(documents.vector(["unheard of"])) == []
 
 
+def test_progress_counts_the_contexts() -> None:
+    calls: list[tuple[int, int]] = []
+    build_references(TRAIN, TEST, neighbours=5, progress=lambda *call: calls.append(call))
+    assert calls == [(done, len(ITEMS)) for done in range(1, len(ITEMS) + 1)]
+
+
 def test_written_items_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "references.json"
     write_references(path, ITEMS)
