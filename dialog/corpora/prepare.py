@@ -212,17 +212,18 @@ def _report(
     codec = train_codec(
         splits["train"], options.tokenizer, vocab_size=options.vocab_size, lowercase=options.lowercase
     )
+    described = {split: _describe(dialogs, codec) for split, dialogs in splits.items()}
     return {
         "format": format,
         "tokenizer": options.tokenizer,
         "vocabulary_size": len(codec.vocabulary),
-        "splits": {split: _describe(dialogs, codec) for split, dialogs in splits.items()},
-        "notes": _notes(splits),
+        "splits": described,
+        "notes": [*_shared(splits), *_unknown(described)],
         "dropped": dict(Counter(piece.reason for piece in log.dropped).most_common()),
     }
 
 
-def _notes(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
+def _shared(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
     """Warnings about splits of which over 10 % of the dialogs are also in train."""
     known = {dialog.utterances for dialog in splits["train"]}
     shared = {
@@ -232,6 +233,16 @@ def _notes(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
         f"warning: {shared[split]:,} of {len(dialogs):,} dialogs of {split} are also in train"
         for split, dialogs in splits.items()
         if split != "train" and 10 * shared[split] > len(dialogs)
+    ]
+
+
+def _unknown(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Warnings about splits with more unknown than known tokens, such as those in another language."""
+    return [
+        f"warning: {counts['oov_rate']:.0%} of the tokens of {split} are not in the vocabulary of train; "
+        "check its language and encoding"
+        for split, counts in described.items()
+        if split != "train" and counts["oov_rate"] > 0.5
     ]
 
 

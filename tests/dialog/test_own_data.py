@@ -85,6 +85,20 @@ def test_a_split_that_is_also_in_train_is_told(in_tmp: Path, dialog: Callable[..
     assert "warning: 4 of 4 dialogs of test are also in train" in out
 
 
+def test_a_split_of_unknown_words_is_told(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    Path("in").mkdir()
+    for split in ("train", "test"):
+        Path(f"in/{split}.txt").write_text(chat(4))
+    Path("in/valid.txt").write_text("A: der kessel kocht\nB: und der tee?\n")
+    code, out, _ = dialog("prepare", "in", "--out", "p")
+    assert code == 0
+    warnings = [line for line in out.splitlines() if line.startswith("warning") and "vocabulary" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "warning: 100% of the tokens of valid are not in the vocabulary of train; check"
+    )
+
+
 def test_the_help_lists_the_formats(dialog: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     from dialog.corpora.formats import FORMATS
 
