@@ -29,7 +29,7 @@ from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
 from lm.errors import ConfigError, DataError, visible
-from lm.measures import guessing, perplexity, require_finite
+from lm.measures import guessing, more_unknown, perplexity, require_finite
 from lm.parallel.group import process_group
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import (
@@ -127,7 +127,7 @@ def evaluate(
         group.require_equal({"checkpoint": weights, "mmi_run": backward, "data": test.fingerprint()})
         tokenizer = bleu_tokenizer(model.codec.tokenizer)
         own = tokenizer is model.codec.tokenizer
-        data_facts = _describe_data(test, _unknown_share(model, test))
+        data_facts = _describe_data(model, test, in_run(run, model.config.data))
         scores = model.nll(test.dialogs)[: len(test.examples)]
         likelihood = perplexities(
             scores, f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
@@ -325,21 +325,27 @@ def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
 
 
 def _unknown_share(model: TrainedModel, test: EvaluationData) -> float:
-    """Share of response tokens outside the run's vocabulary. DataError if most are."""
+    """Share of response tokens outside the run's vocabulary."""
     codec = model.codec
     words = [word for example in test.examples for word in tokens_of(codec.tokenizer, example.response.text)]
     unknown = sum(word == UNK or word not in codec.vocabulary for word in words)
-    share = unknown / len(words) if words else 0.0
-    require_known(share, test.source)
-    return share
+    return unknown / len(words) if words else 0.0
 
 
-def _describe_data(test: EvaluationData, unknown: float) -> DialogData:
+def _describe_data(model: TrainedModel, test: EvaluationData, own: DataConfig) -> DialogData:
+    """Description of a test set for a model with ``own`` splits. DataError if most of it is unknown."""
+    unknown = _unknown_share(model, test)
+    require_known(unknown, test.source)
+
+    def own_share() -> float:
+        return _unknown_share(model, load_test_set(None, None, None, own))
+
     return DialogData(
         name=test.name,
         source=test.source,
         sha256=test.fingerprint(),
         unknown_share=unknown,
+        own_unknown_share=None if test.source == own.test else more_unknown(unknown, own_share),
         dialogs=len(test.dialogs),
         references_file=test.references_file,
         references_layout=_TRUE_ONLY if test.items is None else _TRUE_FIRST,

@@ -9,7 +9,7 @@ from dialog.utterance import Dialog
 from lm.console.shared_tables import preparation_tables
 from lm.console.tables import Table
 from lm.console.terminal import sanitize
-from lm.measures import guessing_note
+from lm.measures import guessing_note, unknown_note
 
 if TYPE_CHECKING:
     from dialog.demo import DemoResult
@@ -47,6 +47,7 @@ def evaluation_tables(result: "DialogEvaluation") -> list[Table | str]:
     """Tables of the scores of an evaluated run."""
     found, subject = result.likelihood, result.subject
     shown = {name: getattr(found, name) for name in _LIKELIHOOD}
+    shown["unknown_share"] = subject.data.unknown_share
     cut = {name: getattr(found, name) for name in _CUT if getattr(found, name)}
     yardsticks = result.report.yardsticks
     systems = shown_systems(result.report)
@@ -57,6 +58,7 @@ def evaluation_tables(result: "DialogEvaluation") -> list[Table | str]:
     return [
         *_tables(title, systems, shown, cut, note),
         *([guessing_note(found.nll, found.vocabulary)] if found.near_guessing else []),
+        *unknown_note(subject.data.unknown_share, subject.data.own_unknown_share),
         *result.warnings,
         f"BLEU compares {result.bleu_tokens} tokens; kept as {result.name}",
     ]

@@ -1,10 +1,13 @@
-"""Perplexity, and tests for a model that has learnt nothing."""
+"""Perplexity, tests for a model that has learnt nothing, and for a text of many unknown words."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
-from lm.errors import DivergenceError
+from lm.errors import DivergenceError, HighrankError
 from lm.numbers import number
+
+_FEW_UNKNOWN = 0.02  # share of unknown tokens of a text that needs no note
 
 
 def perplexity(nll: float) -> float:
@@ -41,6 +44,30 @@ def guessing_note(nll: float, words: int) -> str:
         f"warning: a perplexity of {found} is near guessing among {words:,} words;"
         " train longer, or with another optim.lr"
     )
+
+
+def more_unknown(share: float, own: Callable[[], float]) -> float | None:
+    """The share of unknown tokens of a run's ``own`` text, if that of another text is clearly above it.
+
+    None otherwise, and if the own text cannot be read. It is read only if the other text has many.
+    """
+    if share <= _FEW_UNKNOWN:
+        return None
+    try:
+        found = own()
+    except HighrankError:
+        return None
+    return found if share > _FEW_UNKNOWN + 1.5 * found else None
+
+
+def unknown_note(share: float, own: float | None) -> list[str]:
+    """A warning about a text with far more unknown tokens than the run's ``own`` test split; [] for None."""
+    if own is None:
+        return []
+    return [
+        f"warning: {share:.1%} of the tokens are unknown to the run, and {own:.1%} of its own test split."
+        " They all count as one word, <unk>, so that the perplexities of the two texts do not compare."
+    ]
 
 
 def require_learnt(best_nll: float, words: int, run: Path) -> None:

@@ -38,7 +38,7 @@ def load_split(source: str, codec: Codec) -> TokenSplit:
     lines = read_tokens([piece], codec.tokenizer, InputLog("error", "lm prepare"))
     ids = np.concatenate([*id_chunks(lines, codec, seen)])
     add_ids(digest, ids)
-    return TokenSplit((ids,), digest.hexdigest(), seen.characters)
+    return TokenSplit((ids,), digest.hexdigest(), seen.characters, seen.outside)
 
 
 def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:

@@ -32,7 +32,7 @@ from lm.language.results import (
 from lm.language.scoring import token_nll
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
-from lm.measures import guessing, perplexity, require_finite
+from lm.measures import guessing, more_unknown, perplexity, require_finite
 from lm.parallel.group import process_group
 from lm.results import as_json
 from lm.runs.evaluations import (
@@ -66,6 +66,7 @@ class Text:
     ids: Ids
     sha256: str  # of the whole split
     characters: int | None  # of the text; None if only a part of it is read
+    spelled: bool = True  # no word of the text has become ``<unk>``
 
     def name_at(self, checkpoint: str) -> str:
         """Its name in names of results, with that of the checkpoint unless it is the best."""
@@ -231,7 +232,7 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
     if limit is not None and limit < len(ids):
         ids, characters, name = ids[:limit], None, f"{name}.first-{limit}"
     require_known(unknown_share(trained, ids), source)
-    return Text(name, source, ids, split.fingerprint, characters)
+    return Text(name, source, ids, split.fingerprint, characters, spelled=not split.outside)
 
 
 def unknown_share(trained: TrainedLm, ids: Ids) -> float:
@@ -240,9 +241,17 @@ def unknown_share(trained: TrainedLm, ids: Ids) -> float:
     return 0.0 if unknown is None or not len(ids) else float(np.mean(ids == unknown))
 
 
+def _own_share(trained: TrainedLm) -> float:
+    """Share of the tokens of the run's own test split that are ``<unk>``. DataError without such a split."""
+    return unknown_share(trained, load_split(own_test(trained), trained.codec).ids())
+
+
 def subject_of(trained: TrainedLm, run: Path, checkpoint: str, weights: str | None, text: Text) -> Subject:
     """Model, weights and text of an evaluation."""
-    data = EvaluatedData(text.name, text.source, text.sha256, unknown_share(trained, text.ids))
+    share = unknown_share(trained, text.ids)
+    other = text.source != trained.config.data.test
+    own = more_unknown(share, partial(_own_share, trained)) if other else None
+    data = EvaluatedData(text.name, text.source, text.sha256, share, own_unknown_share=own)
     return Subject.of(trained, run, checkpoint, weights, data)
 
 
@@ -255,6 +264,8 @@ def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None 
     tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
     characters = tokens if trained.codec.tokenizer.kind in _CHARACTERS else text.characters
+    if not text.spelled:
+        characters = None  # P(<unk>) leaves out the letters of the word
     return Likelihood(
         nll=total / tokens,
         perplexity=require_finite(perplexity(total / tokens), visible(text.source)),

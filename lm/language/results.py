@@ -14,6 +14,8 @@ Compat = Literal["none", "paper"]
 class Likelihood:
     """Mean nats a token, perplexity, and bits per character if the characters are known.
 
+    Bits per character are None for a text with words that have become ``<unk>``.
+
     ``tokens`` is the divisor of the sum of nats, and ``scored`` the number of its terms. They differ by one
     for ``paper``, whose stream begins with a token that is not scored.
     """

@@ -9,7 +9,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lm.disk.regular import open_file
 from lm.disk.storage import JSON, read_json, storage_errors, write_json
 from lm.errors import DataError, StorageError
 from lm.language.survey import SplitCounts, TokenLine
-from lm.text.prepared_folder import recorded_hashes, require_recorded
+from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded
 from lm.text.vocabulary import Codec
 
 SPLIT = "split.json"
@@ -39,11 +39,13 @@ class TokenSplit:
 
     ``fingerprint`` is the SHA-256 of the ids as little-endian int32, regardless of their stored type.
     ``characters`` counts characters of the text with its line ends, or bytes if tokens are bytes.
+    ``outside`` counts the tokens that are ``<unk>`` instead of another word of the text.
     """
 
     files: tuple[NDArray[np.integer], ...]
     fingerprint: str
     characters: int
+    outside: int
 
     def __len__(self) -> int:
         return sum(len(file) for file in self.files)
@@ -54,7 +56,9 @@ class TokenSplit:
 
 
 def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> Iterator[NDArray[np.integer]]:
-    """Yield the ids of a text in pieces of about 65,536; ``seen`` counts its lines and characters.
+    """Yield the ids of a text in pieces of about 65,536.
+
+    ``seen`` counts its lines, its characters, and the tokens that the codec lacks.
 
     DataError for words that the codec cannot encode.
     """
@@ -64,6 +68,7 @@ def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> It
         seen.lines += line.line.ends
         seen.characters += line.line.characters
         ids += line_ids(line, codec)
+        seen.outside += sum(token not in codec.vocabulary for token in line.tokens)
         if len(ids) >= _CHUNK:
             yield np.array(ids, dtype)
             ids = []
@@ -156,11 +161,24 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
             add_ids(digest, ids)
         if digest.hexdigest() != about["sha256"]:
             raise ValueError("the ids differ from those that were written")
-        return TokenSplit(files, digest.hexdigest(), int(about["characters"]))
+        outside = _outside(folder, files, codec)
+        return TokenSplit(files, digest.hexdigest(), int(about["characters"]), outside)
     except StorageError as error:
         raise DataError(f"{error}: {_AGAIN}") from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(f"{folder}: damaged, or not written by this `lm prepare`; {_AGAIN}") from error
+
+
+def _outside(folder: Path, files: Sequence[NDArray[np.integer]], codec: Codec) -> int:
+    """Number of tokens that are ``<unk>`` instead of another word, as the report beside a split counts them.
+
+    Without a report, every ``<unk>`` may have been another word.
+    """
+    try:
+        report: Any = read_json(folder.absolute().parent / REPORT_FILE)
+        return int(report["splits"][folder.absolute().name]["oov_tokens"])
+    except (StorageError, KeyError, TypeError, ValueError):
+        return sum(int(np.count_nonzero(ids == codec.vocabulary.unk)) for ids in files)
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.integer]:

@@ -12,7 +12,7 @@ from lm.language.results import (
     TemperatureChoice,
 )
 from lm.language.scoring import ScoredFile
-from lm.measures import guessing_note
+from lm.measures import guessing_note, unknown_note
 from lm.runs.compare import ComparedRuns
 
 MEASURE_LABELS = {
@@ -69,6 +69,7 @@ def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:
     if found.bits_per_character is not None:
         scores["bits_per_character"] = found.bits_per_character
     scores["tokens"] = found.tokens
+    scores["unknown_share"] = result.subject.data.unknown_share
     for key, one in result.refined.items():
         scores[f"perplexity, {MEASURE_LABELS[key]}"] = one.likelihood.perplexity
     if static is not None:
@@ -77,11 +78,13 @@ def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:
 
 
 def _notes(result: LmEvaluation) -> list[str]:
-    """Parameters of the refinements, and the name of the evaluation."""
+    """Parameters of the refinements, a warning about unknown words, and the name of the evaluation."""
     found = {key: one.choice for key, one in result.refined.items()}
     if "mc_temperature" in found:
         del found["mc_dropout"]
-    return [*map(_note, found.values()), f"kept as {result.name}"]
+    data = result.subject.data
+    many = unknown_note(data.unknown_share, data.own_unknown_share)
+    return [*map(_note, found.values()), *many, f"kept as {result.name}"]
 
 
 def _note(choice: RefinementChoice) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -46,12 +46,16 @@ _ROOM = 1 << 20  # bytes of disk space for a result
 
 @dataclass(frozen=True)
 class EvaluatedData:
-    """Text of an evaluation: its name, source and hash, and the share of unknown tokens."""
+    """Text of an evaluation: its name, source and hash, and the share of unknown tokens.
+
+    ``own_unknown_share`` is that of the run's own test split, if the text is another one with far more.
+    """
 
     name: str
     source: str
     sha256: str
     unknown_share: float
+    own_unknown_share: float | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from lm.errors import DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 
 MANIFEST = "manifest.json"
-_REPORT, _DROPPED = "report.json", "dropped.jsonl"
+REPORT_FILE, _DROPPED = "report.json", "dropped.jsonl"
 _KEYS = {"format", "source", "options", "inputs", "outputs"}
 DEFAULT_COMMAND = "dialog prepare"  # of manifests that name none
 
@@ -173,7 +173,7 @@ class OutputFolder:
         made_from = {key: value for key, value in self._manifest.items() if key != "outputs"}
         if made_from != wanted or self._manifest["outputs"] != self._files(self.path):  # reads all files
             return None
-        report = cast(Mapping[str, Any], read_json(self.path / _REPORT))  # its SHA-256 is verified
+        report = cast(Mapping[str, Any], read_json(self.path / REPORT_FILE))  # its SHA-256 is verified
         return Prepared(self.path, report, unchanged=True)
 
     def require_replaceable(self, wanted: Mapping[str, Any]) -> None:
@@ -237,13 +237,13 @@ class OutputFolder:
 
 def write_report(folder: Path, report: Mapping[str, Any], dropped: Iterable[Dropped]) -> None:
     """Write the report and the dropped pieces. Raises OSError."""
-    (folder / _REPORT).write_bytes(_json(report, indent=1))
+    (folder / REPORT_FILE).write_bytes(_json(report, indent=1))
     (folder / _DROPPED).write_bytes(b"".join(_json(asdict(piece)) for piece in dropped))
 
 
 def read_report(folder: Path) -> tuple[Any, list[Dropped]]:
     """The report and the dropped pieces of a folder. Raises StorageError."""
-    report = read_json(folder / _REPORT)
+    report = read_json(folder / REPORT_FILE)
     with storage_errors(folder / _DROPPED), open_file(folder / _DROPPED) as file:
         return report, [Dropped(**json.loads(line)) for line in file]
 

@@ -214,6 +214,19 @@ def test_the_details_of_an_evaluation_are_those_of_its_contexts(run: Path) -> No
     assert details["components"]["usage"] == pytest.approx(priors.mean(0).tolist(), rel=1e-4)
 
 
+def test_many_unknown_words_are_warned_of(run: Path) -> None:
+    own = evaluate(run)
+    assert (own.subject.data.unknown_share, own.subject.data.own_unknown_share) == (0, None)
+    said = [*WORDS[:2], f"dodo {WORDS[2]} {WORDS[3]}", WORDS[4]]  # the last one is no response
+    utterances = tuple(Utterance("AB"[turn % 2], text) for turn, text in enumerate(said))
+    write_dialogs(Path("foreign.jsonl"), [Dialog("x", "", utterances)])
+    result = evaluate(run, data="foreign.jsonl")
+    assert (result.subject.data.unknown_share, result.subject.data.own_unknown_share) == (0.2, 0)
+    assert "unknown_share" in _measures(result)
+    *_, note = [str(part) for part in evaluation_tables(result) if "unknown" in str(part)]
+    assert "20.0% of the tokens are unknown to the run, and 0.0% of its own test split" in note
+
+
 def test_what_is_cut_from_responses_is_told(run: Path) -> None:
     whole = evaluate(run)
     assert not any("cut" in row for row in _measures(whole))

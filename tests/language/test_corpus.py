@@ -46,6 +46,18 @@ def test_a_text_file_gives_what_its_prepared_form_gives(tmp_path: Path) -> None:
         assert stored.decode(prepared.ids().tolist()) == text
 
 
+def test_words_that_have_become_unk_are_counted_apart_from_unk_in_the_text(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "in", train=f"{TRAIN}moss {UNK}\n", valid=f"the {UNK} is dry\n")
+    prepare(str(source), tmp_path / "out", PrepareOptions(vocab_size=6))
+    codec = load_codec(data(tmp_path / "out"))
+    assert set(codec.vocabulary.tokens) == {EOS_WORD, UNK, "the", "is", "wet", "moss"}
+    for split, outside in (("train", 4), ("valid", 1), ("test", 2)):
+        names = (f"{tmp_path}/out/{split}", f"{source}/{split}.txt")
+        assert [load_split(name, codec).outside for name in names] == [outside, outside]
+    (tmp_path / "out/report.json").unlink()
+    assert load_split(f"{tmp_path}/out/valid", codec).outside == 2, "any may have been another word"
+
+
 @pytest.mark.parametrize("kind", ["whitespace", "wordpunct", "char", "unigram", "bpe"])
 def test_a_codec_learned_from_text_survives_its_run_folder(kind: str, tmp_path: Path) -> None:
     source = corpus(tmp_path / "in")

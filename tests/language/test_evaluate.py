@@ -123,6 +123,9 @@ def test_bits_per_character_are_of_characters_whatever_the_tokens_are() -> None:
     assert characters.bits_per_character == pytest.approx(1.5 / math.log(2))
     unknown = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", None))
     assert "bits_per_character" not in as_json(unknown)
+    for codec in (tiny_codec(), tiny_codec("char")):
+        letterless = Text("t", "t", np.zeros(30, int), "x", 120, spelled=False)
+        assert likelihood(nll, tiny_lm(codec=codec), letterless).bits_per_character is None
     for bad in (math.nan, math.inf, 1e6):
         with pytest.raises(DivergenceError):
             likelihood(np.full(3, bad), tiny_lm(), Text("t", "t", np.zeros(3, int), "x", None))
@@ -250,7 +253,7 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     likelihoods, by_frequency, *lines = evaluation_tables(result)
     rows = cells(likelihoods)
     assert [row["measure"] for row in rows] == [
-        *("perplexity", "nll", "bits_per_character", "tokens"),
+        *("perplexity", "nll", "bits_per_character", "tokens", "unknown_share"),
         *(
             "perplexity, best temperature",
             "perplexity, MC dropout",
@@ -260,6 +263,26 @@ def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
     assert float(rows[0]["value"].replace(",", "")) == pytest.approx(measured.perplexity, abs=0.005)
     assert list(cells(by_frequency)[0]) == ["times in training", "tokens", "share", "nll", "perplexity"]
     assert lines[-1] == f"kept as {result.name}"
+
+
+def test_unknown_words_leave_no_bits_per_character_and_are_warned_of(tmp_path: Path) -> None:
+    run, text = write_run(tmp_path / "run"), tmp_path / "own.txt"
+    word = TrainedLm.load(run).codec.vocabulary.tokens[0]
+    for last, known in (("<unk>", True), ("zyzzyva", False)):
+        text.write_text(f"{word} {word} {last}\n")
+        result = evaluate(run, str(text))
+        assert result.subject.data.unknown_share == 0.25
+        assert (result.likelihood.bits_per_character is not None) == known
+        *_, note, _ = evaluation_tables(result)
+        assert "25.0% of the tokens are unknown to the run, and 0.0% of its own test split" in str(note)
+        [share] = [row for row in cells(evaluation_tables(result)[0]) if row["measure"] == "unknown_share"]
+        assert share["value"] == "25.0%"
+    own = tmp_path / "test.txt"
+    own.write_text(f"{word} {word} <unk>\n")
+    for source in (None, str(text)):
+        assert evaluate(run, source).subject.data.own_unknown_share is None, "as many as in the own text"
+    own.unlink()
+    assert evaluate(run, str(text)).subject.data.own_unknown_share is None, "no own text"
 
 
 def test_an_ensemble_has_the_mean_of_probabilities(tmp_path: Path) -> None:
