@@ -23,10 +23,12 @@ COPIES = "reverse-copy"  # name of the synthetic source
 
 _NAME = re.compile(rf"(?:(.+)[._-])?({'|'.join(SPLIT_NAMES)})(?:[._-](.+))?", re.IGNORECASE)
 _ENDING = re.compile(r"\.?(?:txt|text|tokens|raw|gz|zip|bz2|xz)$", re.IGNORECASE)
+_RECORDS = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow)(?:\.(?:gz|zip|bz2|xz))?$", re.IGNORECASE)
 _HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
 BYTES = ("enwik8", "text8")  # formats that are one file, read as bytes
 _BYTE_SHARES = (0.9, 0.95)
 _COPIES = (500_000, 10_000, 10_000)  # lines of each split (Melis et al. 2020, §4.3)
+_WIKIPEDIAS = ("cs", "de", "en", "es", "fi", "fr", "ru")  # languages of the format mwc
 _BILLION = ("training-monolingual*", "heldout-monolingual*")
 
 
@@ -135,6 +137,8 @@ def _made_up(options: ReadOptions) -> Located:
 
 def _locate_file(path: Path, options: ReadOptions) -> Located:
     format = options.format
+    if _holds_records(path, options):
+        raise _no_text(path)
     if format == "auto":
         format = path.stem if path.stem in BYTES else _format_by_content(path)
     if format in BYTES:
@@ -167,19 +171,22 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
     training, heldout = (sorted(path.glob(pattern)) for pattern in _BILLION)
     if training and heldout and options.format in ("auto", "1b"):
         return _locate_billion(path, training[0], heldout[0])
-    groups = _groups(path)
+    groups = _groups(path, options)
     if not groups:
         single = [
             path / name for name in BYTES if options.format in ("auto", name) and (path / name).exists()
         ]
         if len(single) == 1:
             return _locate_file(single[0], options)
-        inner = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and _groups(entry))
+        inner = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and _groups(entry, options))
         if options.language in inner:
-            format = "mwc" if options.format == "auto" else options.format
-            return _locate_folder(path / options.language, replace(options, language="", format=format))
+            chosen = replace(options, language="", format=_format_by_language(options))
+            return _locate_folder(path / options.language, chosen)
         if inner:
             raise _ambiguous(path, inner, options)
+        for entry in sorted(path.iterdir()):
+            if _holds_records(entry, options):
+                raise _no_text(entry)
         raise DataError(
             f"{path}: a folder without known content; expected files named train, valid and test "
             "(ptb.train.txt, wiki.train.tokens, train.txt), enwik8 or text8; or name one file"
@@ -191,16 +198,29 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
         raise DataError(f"{path}: has no train split, only {found}; add its file, named train.txt")
     format = options.format
     if format == "auto":
-        format = _format_by_name(name, files["train"]) or ("mwc" if options.language else "text")
+        format = _format_by_name(name, files["train"]) or _format_by_language(options)
+        format = "text" if format == "auto" else format
     return Located(str(path), format, _fill(files, _form(format), options))
 
 
-def _groups(path: Path) -> dict[str, dict[str, Path]]:
+def _holds_records(path: Path, options: ReadOptions) -> bool:
+    """True for a file of records such as JSON, by its name, unless ``--format`` says how to read it."""
+    return options.format == "auto" and path.is_file() and bool(_RECORDS.search(path.name))
+
+
+def _no_text(path: Path) -> DataError:
+    return DataError(
+        f"{path}: holds records, not running text; prepare conversations with `dialog prepare`, write the"
+        " texts of other records into a .txt file, or read the file as it is with --format text"
+    )
+
+
+def _groups(path: Path, options: ReadOptions) -> dict[str, dict[str, Path]]:
     """Files named after splits, by the rest of their name: ``ptb`` of ptb.train.txt, ``en`` of train.en."""
     groups: dict[str, dict[str, Path]] = {}
     for entry in sorted(path.iterdir()):
         match = _NAME.fullmatch(entry.name)
-        if not match or entry.is_dir():
+        if not match or entry.is_dir() or _holds_records(entry, options):
             continue
         before, split, after = match.groups(default="")
         name = ".".join(filter(None, (before, _ENDING.sub("", after))))
@@ -242,6 +262,11 @@ def _format_by_name(name: str, train: Path) -> str:
         return "wikitext"
     found = _format_by_content(train)
     return "" if found == "text" else found
+
+
+def _format_by_language(options: ReadOptions) -> str:
+    """The given format, or ``mwc`` if it is detected and ``--language`` is one of that corpus."""
+    return "mwc" if options.format == "auto" and options.language in _WIKIPEDIAS else options.format
 
 
 def _format_by_content(path: Path) -> str:

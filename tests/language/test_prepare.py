@@ -189,6 +189,36 @@ def test_one_of_several_corpora_is_chosen(tmp_path: Path) -> None:
     assert read_back(tmp_path / "out", "test") == "fr b\n"
 
 
+def test_only_languages_of_the_multilingual_corpus_are_read_as_characters(tmp_path: Path) -> None:
+    for name in ("fr", "books"):
+        for folder, ending in (("names", name), (f"folders/{name}", "txt")):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            for split in ("train", "valid", "test"):
+                (tmp_path / folder / f"{split}.{ending}").write_text("a b\n")
+    for name, format in (("fr", "mwc"), ("books", "text")):
+        for folder in ("names", "folders"):
+            assert locate(str(tmp_path / folder), ReadOptions(language=name)).format == format
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "tsv", "parquet", "jsonl.gz"])
+def test_records_are_no_text(suffix: str, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for split in ("train", "valid", "test"):
+        (source / f"{split}.{suffix}").write_text('{"utterances": []}\n{"utterances": []}\n')
+    for language in ("", suffix):
+        with pytest.raises(DataError, match=r"test.*: holds records, not running text; .*`dialog prepare`"):
+            prepare(str(source), tmp_path / "out", PrepareOptions(ReadOptions(language=language)))
+    with pytest.raises(DataError, match=f"train.{suffix}: holds records"):
+        prepare(str(source / f"train.{suffix}"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    located = locate(str(source), ReadOptions(format="text"))
+    assert (located.format, list(located.splits)) == ("text", ["train", "valid", "test"])
+    for split in ("train", "valid", "test"):
+        (source / f"{split}.txt").write_text("a b\n")
+    assert {path.suffix for path in locate(str(source), ReadOptions()).files} == {".txt"}
+
+
 def test_the_penn_folder_has_words_and_characters(tmp_path: Path) -> None:
     """The `<unk>` that is spelled out in characters is five characters."""
     files = {f"ptb__{split}__txt": "a bog <unk>\n" for split in ("train", "valid", "test")}
