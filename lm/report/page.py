@@ -55,7 +55,8 @@ def report_of(
     configs = {str(run): config_of(run, family.schema) for run in runs}
     comparison = family.compare(runs, name, resamples)
     names = _names(runs)
-    evaluations = [load_evaluation(run, comparison.name, (), (), family.program) for run in runs]
+    found = zip(runs, comparison.runs, strict=True)
+    evaluations = [load_evaluation(run, row.evaluation, (), (), family.program) for run, row in found]
     flats = {run: flat_config(resolved.config) for run, resolved in configs.items()}
     verdict = _verdict(family, runs, comparison, names, resamples)
     remarks = family.remarks(evaluations, names)

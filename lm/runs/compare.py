@@ -9,10 +9,11 @@ from typing import Any
 from lm import bootstrap
 from lm.arrays import Floats
 from lm.bootstrap import Interval, by_unit
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, visible
 from lm.results import Merged
-from lm.runs.evaluations import Evaluation, JsonObject, common_name, evaluation_at, load_evaluation, lookup
+from lm.runs.evaluations import Evaluation, JsonObject, evaluation_at, load_evaluation, lookup
 from lm.runs.overview import unfinished_state
+from lm.runs.pairing import paired
 from lm.runs.pooling import OverSeeds, PooledRuns, UnitSums, pooled
 
 Keys = tuple[tuple[str, ...], ...]
@@ -23,14 +24,15 @@ PartSums = dict[str, tuple[Floats, Floats]]  # of each part of a text by score, 
 class ComparedRun:
     """A run in a comparison.
 
-    ``facts`` are the shown fields of its evaluation. ``unfinished`` is the state of a training that has not
-    ended as planned, else "". ``interval`` is the 95 % interval of a score. ``p`` and
-    ``change`` are against the first run, which lacks them. ``change`` has a difference and its interval, for
-    a perplexity relative to the first: -0.1 is 10 % lower. P-values are None below 5 units, or if both runs
-    are ``near_guessing``.
+    ``evaluation`` is the file name of its evaluation, and ``facts`` are the shown fields of it.
+    ``unfinished`` is the state of a training that has not ended as planned, else "". ``interval`` is the 95 %
+    interval of a score. ``p`` and ``change`` are against the first run, which lacks them. ``change`` has a
+    difference and its interval, for a perplexity relative to the first: -0.1 is 10 % lower. P-values are None
+    below 5 units, or if both runs are ``near_guessing``.
     """
 
     run: str
+    evaluation: str
     facts: Merged[JsonObject]
     near_guessing: bool
     unfinished: str
@@ -95,7 +97,7 @@ class Comparison:
     perplexities: frozenset[str] = frozenset({"perplexity"})
 
     def open(self, runs: Sequence[Path], name: str | None) -> tuple[str, list[Evaluation]]:
-        """Name of the first evaluation, and the evaluation of each run, all of the same text.
+        """Name of an evaluation, as :func:`lm.runs.pairing.paired` has it, and that of each run, of one text.
 
         A file ``RUN/evaluation/NAME.json`` stands for this evaluation, instead of ``name`` or the common one.
         ConfigError for no run or an ambiguous name, DataError for different texts or a missing evaluation.
@@ -103,9 +105,10 @@ class Comparison:
         if not runs:
             raise ConfigError("no run to compare; name at least one run folder")
         chosen = [evaluation_at(run) for run in runs]
-        if folders := [run for run, own in zip(runs, chosen, strict=True) if own is None]:
-            name = name or common_name(folders, self.program, self.options)
-        places = [own or (run, str(name)) for run, own in zip(runs, chosen, strict=True)]
+        folders = [run for run, own in zip(runs, chosen, strict=True) if own is None]
+        name, files = paired(folders, name, self.program, self.options) if folders else ("", [])
+        rest = iter(files)
+        places = [own or (run, next(rest)) for run, own in zip(runs, chosen, strict=True)]
         needed = (
             *(("result", key) for key in self.kept),
             *(("result", "data", "sha256"), ("result", "vocabulary_sha256")),
@@ -117,7 +120,7 @@ class Comparison:
         ]
         for other in found[1:]:
             self._require_same(found[0], other)
-        return places[0][1], found
+        return chosen[0][1] if chosen[0] else name, found
 
     def compared(
         self,
@@ -174,6 +177,7 @@ class Comparison:
         run, _ = evaluation_at(path) or (path, "")
         return ComparedRun(
             run=evaluation.run,
+            evaluation=evaluation.name,
             facts={key: evaluation.result[key] for key in self.kept},
             near_guessing=evaluation.near_guessing,
             unfinished=unfinished_state(run),
@@ -198,8 +202,10 @@ class Comparison:
                 f"{names}: their vocabularies differ, so they count other tokens; compare equal ones"
             )
         if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
+            sources = [str(one.result["data"].get("source", "")) for one in (other, first)]
+            named = f" ({visible(' and '.join(sources))})" if sources[0] != sources[1] else ""
             raise DataError(
-                f"{names}: evaluated on different data; run `{self.program} evaluate` on the same data"
+                f"{names}: evaluated on different data{named}; run `{self.program} evaluate` on the same data"
             )
         for column, problem in self.same:
             if first.contexts[column] != other.contexts[column]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from lm.config.load import require_family
 from lm.config.places import not_a_run, runs_in
 from lm.disk.filelock import exclusive
 from lm.disk.storage import (
@@ -29,10 +28,9 @@ from lm.disk.storage import (
     write_atomic,
 )
 from lm.ending import given_command
-from lm.errors import ConfigError, DataError, StorageError, visible
+from lm.errors import DataError, StorageError, visible
 from lm.results import Merged, as_json
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CONFIG
 from lm.stop import deferred_signals
 
 JsonObject = dict[str, Any]  # an object of a file
@@ -41,6 +39,8 @@ T = TypeVar("T")
 EVALUATION_FORMAT = 1
 EVALUATIONS, _LOCK = "evaluation", ".lock"
 _LONGEST = 200  # bytes of a name; a file system allows 255, with endings
+HASH_DIGITS = 6  # at the end of the name of an evaluation
+_HASH = re.compile(rf"\.[0-9a-f]{{{HASH_DIGITS}}}$")
 _ROOM = 1 << 20  # bytes of disk space for a result
 
 
@@ -122,6 +122,7 @@ class Evaluation:
     result: JsonObject
     contexts: JsonObject
     details: JsonObject
+    name: str
 
     @property
     def near_guessing(self) -> bool:
@@ -183,8 +184,9 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     make_folder(folder)
     remove_leftovers(folder)
     with exclusive(folder / _LOCK), deferred_signals():
-        if _kept_inputs(folder / f"{result.name}.json") not in (None, own):
-            result = replace(result, name=f"{result.name}.{own[:6]}")
+        known = kept_inputs(folder / f"{result.name}.json")
+        if known and known[0] != own:
+            result = replace(result, name=f"{result.name}.{own[:HASH_DIGITS]}")
         record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
         record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
         write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
@@ -218,7 +220,7 @@ def load_evaluation(
         DataError: the run has no such evaluation, or its weights have changed since.
         StorageError: the evaluation is damaged.
     """
-    path = run / EVALUATIONS / f"{name}.json"
+    path = evaluation_file(run, name)
     known = evaluation_names(run)
     again = f"run `{program} evaluate` again"
     if name not in known:
@@ -240,7 +242,7 @@ def load_evaluation(
         raise StorageError(f"{path}: its contexts do not match; {again}")
     _require_same_weights(path, run, result, again)
     details = record.get("details")
-    return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {})
+    return Evaluation(str(run), result, contexts, details if isinstance(details, dict) else {}, name)
 
 
 def _require_same_weights(path: Path, run: Path, result: JsonObject, again: str) -> None:
@@ -290,33 +292,16 @@ def evaluation_names(run: Path) -> list[str]:
     return sorted(path.name.removesuffix(".json") for path in (run / EVALUATIONS).glob("*.json"))
 
 
+def evaluation_file(run: Path, name: str) -> Path:
+    """The file of an evaluation of a run."""
+    return run / EVALUATIONS / f"{name}.json"
+
+
 def evaluation_at(path: Path) -> tuple[Path, str] | None:
     """The run and the name of an evaluation's file, ``RUN/evaluation/NAME.json``; None for another path."""
     if path.suffix != ".json" or path.parent.name != EVALUATIONS or path.is_dir():
         return None
     return path.parent.parent, path.stem
-
-
-def common_name(runs: Sequence[Path], program: str, options: str) -> str:
-    """Name of the evaluation that all runs have; DataError for none, ConfigError for several.
-
-    StorageError for a run of another program. ``options`` are the options of ``evaluate`` that determine the
-    name, for the error message.
-    """
-    kept = {run: evaluation_names(run) for run in runs}
-    common = set.intersection(*map(set, kept.values()))
-    if not common:
-        for path in (run / CONFIG for run in runs if (run / CONFIG).is_file()):
-            require_family(path, read_json(path), program)
-        names = "; ".join(f"{run}: {', '.join(kept[run]) or 'none'}" for run in runs)
-        raise DataError(
-            f"no evaluation in common ({names}); run `{program} evaluate` on each run "
-            f"with the same options ({options})"
-        )
-    if len(common) > 1:
-        names = ", ".join(sorted(common))
-        raise ConfigError(f"the runs have several evaluations in common; choose one with --name: {names}")
-    return common.pop()
 
 
 def lookup(record: Any, keys: Sequence[str]) -> Any:
@@ -326,12 +311,18 @@ def lookup(record: Any, keys: Sequence[str]) -> Any:
     return record
 
 
-def _kept_inputs(path: Path) -> str | None:
-    """Hash of the inputs of a saved evaluation; None without a readable one."""
+def unhashed(name: str) -> str:
+    """The name of an evaluation without the digits of a hash that :func:`keep` may have added."""
+    return _HASH.sub("", name)
+
+
+def kept_inputs(path: Path) -> tuple[str, str] | None:
+    """Hash of the inputs of a saved evaluation and the source of its text; None without a readable one."""
     try:
         record: Any = read_json(path)
-        return _inputs_of(record["result"])
-    except (StorageError, KeyError, TypeError):
+        result = record["result"]
+        return _inputs_of(result), str(result["data"].get("source", ""))
+    except (StorageError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -11,7 +11,7 @@ from lm.bootstrap import FEWEST_UNITS, Interval
 from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
 from lm.runs.contrasts import ScoreSums, means, welch
-from lm.runs.evaluations import Evaluation, evaluation_at
+from lm.runs.evaluations import Evaluation, evaluation_at, unhashed
 from lm.runs.inputs import WITHOUT_EFFECT, saved_settings
 
 T = TypeVar("T")
@@ -144,7 +144,10 @@ def _experiment(evaluation: Evaluation) -> _Experiment | None:
     decode = {
         key: value for key, value in (result.get("decode") or {}).items() if key not in FREE_DECODE_KEYS
     }
-    how = [result.get(key) for key in ("name", "checkpoint", "method", "compat")]
+    how = [
+        unhashed(str(result.get("name"))),
+        *(result.get(key) for key in ("checkpoint", "method", "compat")),
+    ]
     return _Experiment(config, json.dumps([decode, how], default=str, sort_keys=True))
 
 

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm.analysis.report import FAMILY
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.compare import compare
 from lm.language.evaluate import evaluate
 from lm.language.tables import comparison_tables
+from lm.report.page import report_of
+from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.kept_records import keep_record
 from tests.support.tiny_lm import cells, write_run
@@ -163,6 +166,36 @@ def test_real_evaluations_compare(tmp_path: Path) -> None:
     evaluate(runs[1], limit=9)
     with pytest.raises(ConfigError, match="choose one"):
         compare(runs)
+
+
+def test_evaluations_of_one_name_pair_by_their_text(tmp_path: Path) -> None:
+    """One run was evaluated on its own text first, the other on another text of the same name."""
+    own, foreign = str(tmp_path / "test.txt"), str(tmp_path / "o/test.txt")
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b")]
+    (tmp_path / "o").mkdir()
+    Path(foreign).write_text(Path(own).read_text() * 2)
+    first = evaluate(runs[0], own)
+    evaluate(runs[1], foreign)
+    with pytest.raises(DataError, match=r"evaluated on different data \(.*o/test.txt and .*test.txt\)"):
+        compare(runs)
+    names = ["test", evaluate(runs[1], own).name]
+    assert names[1].startswith("test.")
+    for one, its in ((runs, names), (runs[::-1], names[::-1])):
+        result = compare(one, resamples=1000)
+        assert [row.evaluation for row in result.runs] == its
+        assert result.name == names[1]
+        assert result.data == as_json(first)["data"]
+        assert result.pools is None or len(result.pools) == 1, "runs of one config are one pool"
+    other = evaluate(runs[0], foreign)
+    with pytest.raises(ConfigError, match=rf"--name: {names[1]} \({own}\), {other.name} \({foreign}\)$"):
+        compare(runs)
+    for name, its in ((names[1], names), ("test", names), (other.name, [other.name, "test"])):
+        assert [row.evaluation for row in compare(runs, name, resamples=1000).runs] == its
+    *_, page = report_of(FAMILY, runs, "test", 1000)
+    assert f"--name {names[1]}" in page.decode()
+    (runs[1] / "evaluation/test.json").unlink()
+    with pytest.raises(DataError, match=f"has no evaluation {other.name}"):
+        compare(runs, other.name)
 
 
 @pytest.mark.parametrize("checkpoint", ["best", "last", "average"])

@@ -199,6 +199,7 @@ def compared(
     runs = [
         ComparedRun(
             run=name,
+            evaluation="test",
             facts={"perplexity": value},
             near_guessing=guess,
             unfinished="",

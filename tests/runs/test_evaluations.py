@@ -43,10 +43,10 @@ class Scores:
 
 def test_two_processes_keep_two_texts_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second begins between the check and the write of the first."""
-    checked, others = evaluations._kept_inputs, list[Any]()
+    checked, others = evaluations.kept_inputs, list[Any]()
     one, two = Scores({"sha256": "a" * 64}), Scores({"sha256": "b" * 64})
 
-    def begin_another(path: Path) -> str | None:
+    def begin_another(path: Path) -> tuple[str, str] | None:
         found = checked(path)
         if not others:
             others.append(multiprocessing.get_context("fork").Process(target=keep, args=(tmp_path, two, {})))
@@ -54,7 +54,7 @@ def test_two_processes_keep_two_texts_of_one_name(tmp_path: Path, monkeypatch: p
             time.sleep(0.3)
         return found
 
-    monkeypatch.setattr(evaluations, "_kept_inputs", begin_another)
+    monkeypatch.setattr(evaluations, "kept_inputs", begin_another)
     keep(tmp_path, one, {})
     others[0].join()
     names = sorted(path.name for path in (tmp_path / EVALUATIONS).glob("*.json"))
