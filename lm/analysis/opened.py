@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
 import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import named
+from lm.console.options import distinct_runs, named
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.parallel.group import ALONE, Group
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _distinct(runs: list[Path]) -> list[Path]:
-    return [*dict.fromkeys(runs)]
-
-
 def _one_choice(context: typer.Context, value: T) -> T:
     """Typer callback of both options: reject --checkpoint with --over-training, in either order."""
     sources = [context.get_parameter_source(name) for name in ("checkpoint", "over_training")]
@@ -36,7 +32,9 @@ def _one_choice(context: typer.Context, value: T) -> T:
 
 Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Folders of runs; repeated ones count once.", callback=_distinct),
+    typer.Argument(
+        metavar="RUN...", help="Folders of runs; repeated ones count once.", callback=distinct_runs
+    ),
 ]
 Out = Annotated[
     Path | None,

@@ -25,7 +25,7 @@ from lm.console.tables import Table
 from lm.console.usage import require_once, usage_error
 from lm.disk.storage import JSON, finite, require_place, write_json
 from lm.ending import EarlyStop, again, flush_output, given_command, not_printed, report, take_command
-from lm.errors import Interrupted, StorageError, visible
+from lm.errors import Interrupted, StorageError, require, visible
 from lm.launched import leads, several
 from lm.parallel.group import announce
 from lm.parallel.launch import launched, without_option
@@ -192,10 +192,12 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     given = sys.argv[1:] if arguments is None else list(arguments)
     take_command([name, *without_option(given, "--processes")])  # which changes no result
     debug = "--debug" in given
-    _form.set(next((flag for flag in FLAGS[1:] if flag in given), ""))
+    forms = [flag for flag in FLAGS[1:] if flag in given]
+    _form.set(forms[0] if forms else "")
     code: str | int | None = 0
     failure: BaseException | None = None
     try:
+        require(len(forms) < 2, f"{' '.join(forms)}: two formats of the same tables; leave out one")
         code = _run(app, name, [argument for argument in given if argument not in FLAGS])
     except BaseException as error:  # a panic of a Rust library is not an Exception
         failure = error
@@ -275,6 +277,11 @@ def show(*parts: Table | str) -> None:
 def log_line(text: str) -> None:
     """Print a line with the time of day on stderr, with unprintable characters escaped."""
     typer.echo(f"{time.strftime('%H:%M:%S')} {visible(text)}", err=True)
+
+
+def note_line(text: str) -> None:
+    """Print a note on stderr, with unprintable characters escaped."""
+    typer.echo(visible(text), err=True)
 
 
 def show_text(text: str) -> None:

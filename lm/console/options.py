@@ -1,5 +1,6 @@
 """Shared arguments and options of commands."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,8 +9,9 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
+from lm.console.app import note_line
 from lm.disk.storage import require_place, require_writable
-from lm.launched import leads
+from lm.launched import leads, several
 from lm.runs.outputs import Kind, is_json_result, require_earlier, require_foreign
 
 RESAMPLES = 10_000  # default of paired bootstraps
@@ -88,6 +90,16 @@ def output_folder(text: str, *names: str) -> OptionInfo:
     return info
 
 
+def distinct_runs(runs: list[Path]) -> list[Path]:
+    """Typer callback of several runs: leave out repeated ones, with a note, as in ``RUN runs/*``."""
+    first: dict[str, Path] = {}
+    for run in runs:
+        known = first.setdefault(os.path.realpath(run), run)
+        if known is not run and not several():  # of several processes, the one that started them says it
+            note_line(f"{run}: named twice, counts once")
+    return [*first.values()]
+
+
 Processes = Annotated[
     int,
     typer.Option(
@@ -110,7 +122,12 @@ BadLineOption = Annotated[
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
 RunFolders = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Folder of a run; several are an ensemble.", parser=named),
+    typer.Argument(
+        metavar="RUN...",
+        help="Folder of a run; several are an ensemble.",
+        parser=named,
+        callback=distinct_runs,
+    ),
 ]
 Checkpoint = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import RESAMPLES, JsonFile, named, output_file
+from lm.console.options import RESAMPLES, JsonFile, distinct_runs, named, output_file
 from lm.disk.storage import write_atomic
 from lm.errors import DataError, visible
 from lm.runs.evaluations import evaluation_at
@@ -28,7 +28,12 @@ REPORT = (
 )
 EvaluatedRuns = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Evaluated runs; the first is the baseline.", parser=named),
+    typer.Argument(
+        metavar="RUN...",
+        help="Evaluated runs; the first is the baseline.",
+        parser=named,
+        callback=distinct_runs,
+    ),
 ]
 EvaluationName = Annotated[
     str | None,

@@ -50,7 +50,7 @@ def test_a_repeated_run_is_measured_once(ending: Ending, in_tmp: Path, opened: l
     for line in lines:
         opened.clear()
         code, _, err = ending(main, "analyze", *line, "b", "a", "./b", "--json", "found.json")
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, "b: named twice, counts once\n")
         assert list(json.loads(Path("found.json").read_text())["runs"]) == ["b", "a"]
         assert opened == [("b", "best"), ("a", "best")]
 

@@ -14,7 +14,7 @@ from tests.support.lm_workspace import Lm, names
     "command",
     [
         "evaluate talk", "dynamic talk", "generate talk", "score talk text.txt", "finetune talk",
-        "compare talk talk", "analyze rank talk", "analyze divergence talk", "analyze components talk",
+        "compare talk", "analyze rank talk", "analyze divergence talk", "analyze components talk",
         "analyze examples talk runs/tiny", "check talk",
     ],
 )  # fmt: skip
@@ -26,6 +26,20 @@ def test_what_is_no_run_of_a_language_model_is_refused(lm: Lm, inside: Path, com
     assert names("talk") == {"config.json", "evaluation"}
 
 
+def test_a_run_that_is_named_twice_counts_once_with_a_note(lm: Lm, inside: Path) -> None:
+    runs = ("runs/tiny", "runs/soft/", "./runs/tiny", f"{inside}/runs/tiny")
+    notes = [f"{name}: named twice, counts once\n" for name in ("runs/tiny", f"{inside}/runs/tiny")]
+    for command in ("evaluate", "analyze gates", "compare", "report"):
+        code, _, err = lm(*command.split(), *runs)
+        assert (code, err[: len("".join(notes))]) == (
+            3 if command in ("compare", "report") else 0,
+            "".join(notes),
+        )
+    [evaluation] = Path("runs/tiny/evaluation").glob("*.json")
+    assert evaluation.name == "test.with-soft.json"
+    evaluation.unlink()
+
+
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
@@ -33,6 +47,7 @@ def test_what_is_no_run_of_a_language_model_is_refused(lm: Lm, inside: Path, com
         ("analyze rnk", 2, "rnk: no such command; did you mean rank?; see `lm analyze --help`\n"),
         ("analyze rank", 2, "RUN... is missing; write the command as in `lm analyze rank runs/ptb"),
         ("analyze rank runs/tiny --limit 2 --limit 3", 2, "--limit: given twice; leave out one of the two\n"),
+        ("runs --csv --markdown", 2, "--markdown --csv: two formats of the same tables; leave out one\n"),
         ("evaluate ptb_mos", 4, "ptb_mos: a preset, not a run; `lm train ptb_mos` makes the run runs/ptb"),
         ("evaluate runs", 4, "runs: a folder of runs, not a run; name one of them, such as runs/"),
         ("train runs/tiny", 2, "runs/tiny: a run, not a config; `lm runs runs/tiny` shows it\n"),
