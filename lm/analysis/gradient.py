@@ -23,8 +23,8 @@ T tokens · K components · E context size · S size of the states · V words.
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.states import Layers
+from lm.language.scoring import no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress
@@ -50,6 +51,7 @@ class HeadGradients:
     head: Head
     states: Layers  # (T, H) of the last layer, and of every lower layer that the head reads
     targets: Tensor  # (T,)
+    advance: Callable[[int], None] = no_advance  # called with the tokens of each block
 
     @classmethod
     def of(cls, trained: TrainedLm, ids: Ids) -> "HeadGradients":
@@ -78,7 +80,9 @@ class HeadGradients:
     def blocks(self) -> Iterator[tuple[Layers, Tensor]]:
         """Yield the states (n, ·) and targets (n,) of consecutive tokens."""
         for start in range(0, len(self.targets), self.rows):
-            yield self._tokens(slice(start, start + self.rows))
+            states, targets = self._tokens(slice(start, start + self.rows))
+            yield states, targets
+            self.advance(len(targets))
 
     def at_logits(self) -> Iterator[Tensor]:
         """Yield g, (n, V)."""
@@ -211,16 +215,16 @@ def gradients_of_run(
     gradients = HeadGradients.of(trained, ids)
     head, tokens = gradients.head, len(ids)
     chosen = np.unique(np.linspace(0, tokens - 1, min(sample, tokens)).round().astype(int)).tolist()
-    steps = Steps(len(chosen) + 1, progress)
+    steps = Steps(4 * tokens + gradients.size * len(chosen) + 1, progress)  # tokens, and directions of J
+    gradients = replace(gradients, advance=steps.advance)
     gradient_norm, gain, alignment = _norms(gradients)
-    steps.advance(1)
     shares, ranks = [], []
     for token in chosen:
         share, rank = gradients.share(token)
         shares.append(share)
         ranks.append(rank)
-        steps.advance(1)
-    return GradientMeasures(
+        steps.advance(gradients.size)
+    measures = GradientMeasures(
         head=head.config.kind,
         components=head.config.components,
         context_scale=float(head.scale),
@@ -240,6 +244,8 @@ def gradients_of_run(
         states=GradientRanks.of(gradients.at_states(), tokens, gradients.size),
         update=GradientRanks.of(gradients.of_update(), tokens, head.vocab_size),
     )
+    steps.advance(1)
+    return measures
 
 
 def _norms(gradients: HeadGradients) -> tuple[float, float, float]:

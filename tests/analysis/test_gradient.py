@@ -171,6 +171,25 @@ def test_an_empty_text_is_refused() -> None:
         gradients_of_run(trained, ids_of(trained, 0), sample=3)
 
 
+def test_progress_counts_norms_shares_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.analysis.gradient.ENTRIES", 1)  # a block is a token
+    told, shown = list[tuple[int, int]](), list[int]()
+    original = GradientRanks.of.__func__  # type: ignore[attr-defined]
+
+    def ranks(cls: Any, *arguments: Any) -> GradientRanks:
+        found: GradientRanks = original(cls, *arguments)
+        shown.append(len(told))
+        assert told[-1][0] < told[-1][1], "the bar stays until all is done"
+        return found
+
+    monkeypatch.setattr(GradientRanks, "of", classmethod(ranks))
+    trained = tiny_lm()
+    gradients_of_run(trained, ids_of(trained, 20), sample=3, progress=lambda *at: told.append(at))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+    assert shown == [43, 63, 83], "20 tokens for the norms and for each rank, and 3 shares"
+
+
 def test_the_command_measures_runs_and_their_checkpoints(
     ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
