@@ -88,7 +88,13 @@ PAIRS = {  # labels of further tests by file
 }
 SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline and of the whole lead
 SHORT = {  # tables with these labels only
-    "ptb_small, perplexity": (*BASELINES, "MoC ×1, K = 3", "MoS ×1, K = 3", "MoS ×4, K = 3", "MoSS ×4, K = 3"),
+    "ptb_small, perplexity": (
+        *BASELINES,
+        "MoC ×1, K = 3",
+        "MoS ×1, K = 3",
+        "MoS ×4, K = 3",
+        "MoSS ×4, K = 3",
+    ),
     "switchboard_bleu, short": (
         *BASELINES,
         "MoC ×1, K = 3",

@@ -65,8 +65,7 @@ class Text:
     source: str
     ids: Ids
     sha256: str  # of the whole split
-    characters: int | None  # of the text; None if only a part of it is read
-    spelled: bool = True  # no word of the text has become ``<unk>``
+    characters: int | None  # of the text; None if only a part of it is read, or a word has become ``<unk>``
 
     def name_at(self, checkpoint: str) -> str:
         """Its name in names of results, with that of the checkpoint unless it is the best."""
@@ -228,11 +227,14 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
     split = load_split(source, trained.codec)
-    ids, characters, name = split.ids(), split.characters or None, slug(Path(source).stem)
+    ids, name = split.ids(), slug(Path(source).stem)
+    characters = (
+        None if split.outside else split.characters or None
+    )  # P(<unk>) leaves out the letters of a word
     if limit is not None and limit < len(ids):
         ids, characters, name = ids[:limit], None, f"{name}.first-{limit}"
     require_known(unknown_share(trained, ids), source)
-    return Text(name, source, ids, split.fingerprint, characters, spelled=not split.outside)
+    return Text(name, source, ids, split.fingerprint, characters)
 
 
 def unknown_share(trained: TrainedLm, ids: Ids) -> float:
@@ -264,8 +266,6 @@ def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None 
     tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
     characters = tokens if trained.codec.tokenizer.kind in _CHARACTERS else text.characters
-    if not text.spelled:
-        characters = None  # P(<unk>) leaves out the letters of the word
     return Likelihood(
         nll=total / tokens,
         perplexity=require_finite(perplexity(total / tokens), visible(text.source)),

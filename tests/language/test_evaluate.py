@@ -123,9 +123,6 @@ def test_bits_per_character_are_of_characters_whatever_the_tokens_are() -> None:
     assert characters.bits_per_character == pytest.approx(1.5 / math.log(2))
     unknown = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", None))
     assert "bits_per_character" not in as_json(unknown)
-    for codec in (tiny_codec(), tiny_codec("char")):
-        letterless = Text("t", "t", np.zeros(30, int), "x", 120, spelled=False)
-        assert likelihood(nll, tiny_lm(codec=codec), letterless).bits_per_character is None
     for bad in (math.nan, math.inf, 1e6):
         with pytest.raises(DivergenceError):
             likelihood(np.full(3, bad), tiny_lm(), Text("t", "t", np.zeros(3, int), "x", None))
