@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from dialog.decoding.config import DecodeConfig
 from lm.cells.config import CellKind, CellSettings
+from lm.config.load import require_read
 from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
@@ -266,3 +267,14 @@ class DialogConfig(Section):
             if part.kind == "transformer" and (misfit := self.transformer.misfit(size)):
                 raise ValueError(f"the size of the {name}, {misfit}")
         return self
+
+
+def require_decode_read(before: DecodeConfig, after: DecodeConfig, key: str, where: str) -> None:
+    """Raise ConfigError with ``where`` if ``key``, as in ``decode.beam``, has changed but nothing reads it.
+
+    The default of a key is always allowed.
+    """
+    name = key.removeprefix("decode.")
+    value = getattr(after, name)
+    if value not in (getattr(before, name), DecodeConfig.model_fields[name].default):
+        require_read(DialogConfig(decode=after), key, where)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dialog.chat.ctrl_c import CTRL_C
-from dialog.config import DialogConfig
+from dialog.config import DialogConfig, require_decode_read
 from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, override
@@ -28,8 +28,8 @@ SCORES = {  # by decode.select
 def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: Sequence[str]) -> DecodeConfig:
     """Decoding settings after ``KEY=VALUE`` texts, which apply all or none.
 
-    ConfigError names the command. It is raised for settings beyond the limits of a chat, and for those by
-    which the model cannot decode.
+    ConfigError names the command. It is raised for settings without effect or beyond the limits of a chat,
+    and for those by which the model cannot decode.
     """
     if long := next((text for text in settings if len(text) > LONGEST_SETTING), ""):
         raise ConfigError(f"/{command} {long[:40]}…: no setting is longer than {LONGEST_SETTING} characters")
@@ -42,6 +42,8 @@ def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: S
     ]
     require_distinct(named_keys(f"/{command}", keys))
     found = override(Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}")
+    for key in keys:
+        require_decode_read(decode, found.config.decode, key.partition("=")[0].strip(), f"/{command} ")
     for key in ("beam", "nbest", "candidates", "max_length"):
         if getattr(found.config.decode, key) > MOST_IN_CHAT:
             raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")

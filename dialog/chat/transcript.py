@@ -148,10 +148,10 @@ def _turn(path: Path, number: int, said: _Record, reply: _Record | None) -> Turn
 
 
 def difference(decode: DecodeConfig, other: DecodeConfig) -> str:
-    """Differences between settings, in the syntax of /set."""
+    """Differences from other settings that have an effect, in the syntax of /set."""
     theirs = other.model_dump()
-    mine = decode.model_dump()
-    return " ".join(setting_text(key, value) for key, value in mine.items() if value != theirs[key])
+    differing = {key: value for key, value in decode.model_dump().items() if value != theirs[key]}
+    return " ".join(setting_text(*one) for one in differing.items() if not decode.unread_with(one[0]))
 
 
 def other_settings(turns: Iterable[Turn], now: DecodeConfig) -> str:

@@ -23,10 +23,10 @@ class DecodeConfig(Section):
         },
     }
     readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "method": dict.fromkeys(("beam", "groups", "diversity"), Owner("--set decode.method=beam", ("beam",)))
+        "method": dict.fromkeys(("beam", "groups", "diversity"), Owner("decode.method = beam", ("beam",)))
         | dict.fromkeys(
             ("temperature", "temperature_on", "top_k", "top_p", "seed"),
-            Owner("--set decode.method=sample", ("sample",)),
+            Owner("decode.method = sample", ("sample",)),
         )
     }
 
@@ -121,6 +121,11 @@ class DecodeConfig(Section):
                 "lower decode.min_length or raise decode.max_length"
             )
         return self
+
+    @property
+    def searched(self) -> int:
+        """Number of responses that the search keeps: the candidates of a selection, or ``nbest``."""
+        return self.nbest if self.select == "score" else self.candidates or self.nbest
 
 
 def _defaults(*names: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from dialog.chat.conversation import spoken
 from dialog.chat.terminal import open_conversation
 from dialog.chat.transcript import HUMAN, MODEL, one_line
 from dialog.decoding.config import DecodeConfig
-from dialog.decoding.selection import search_of
 from dialog.decoding.steps import Hypothesis
 from dialog.decoding.trace import Candidate
 from dialog.serve.settings import decoding, require_short_phrases
@@ -122,7 +121,7 @@ class ServedDialog:
         # A seed is of one request, so requests with different seeds are decoded together.
         group = (id(self), decode.model_copy(update={"seed": 0}))
         wish = _Wish(example, decode, request.n, request.stop, request.listed)
-        rows = decode.beam if decode.method == "beam" else search_of(decode).nbest
+        rows = decode.beam if decode.method == "beam" else decode.searched
         return Job(group, self._answers, wish, rows)
 
     def _answers(self, jobs: Sequence[Job], check: Check) -> list[Answer]:

@@ -1,12 +1,16 @@
 """Settings of decoding that a request asks for, and their limits."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from dialog.config import require_decode_read
 from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig
-from lm.serve.failure import wrong_value
+from dialog.decoding.selection import require_choice
+from lm.errors import ConfigError
+from lm.serve.failure import ApiError, wrong_value
 from lm.serve.protocol import (
     COLDEST,
     MAX_BEAMS,
@@ -26,7 +30,8 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     """The settings of a request: those of the run, with the parameters that it gives.
 
     A temperature or top_p samples, and the temperature 0 is greedy. Further settings are in ``decode``, by
-    the names that ``--set`` has. ApiError for impossible ones, and for those beyond the limits of the server.
+    the names that ``--set`` has. ApiError for impossible ones, for those without effect, and for those beyond
+    the limits of the server.
     """
     given: dict[str, Any] = {}
     if request.temperature == 0:
@@ -51,6 +56,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
         decode = DecodeConfig.model_validate(settings)
     except ValidationError as error:
         raise refused(error, "decode") from None
+    _require_effect(request, usual, decode)
     if decode.mmi_run not in ("", usual.mmi_run):
         raise wrong_value("decode.mmi_run", "only the server names folders")
     for name, most in LIMITS.items():
@@ -59,6 +65,17 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     if decode.temperature < min(COLDEST, usual.temperature):
         raise wrong_value("decode.temperature", f"must be at least {COLDEST} here")
     return decode
+
+
+def _require_effect(request: Request, usual: DecodeConfig, decode: DecodeConfig) -> None:
+    """Raise ApiError for a setting without effect. The API's ``seed`` may come with every request."""
+    try:
+        for name in ("temperature", "top_p", *request.decode):
+            require_decode_read(usual, decode, f"decode.{name}", "")
+        require_choice(decode)
+    except ConfigError as error:
+        param = re.split("[ :]", str(error), maxsplit=1)[0]
+        raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
 def _narrows(top_p: float | None, usual: DecodeConfig) -> bool:

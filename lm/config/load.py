@@ -64,12 +64,13 @@ def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[
     """
     table, _, name = key.rpartition(".")
     section = getattr(config, table, None)
-    for decider, readers in section.readers.items() if isinstance(section, Section) else ():
-        value = getattr(section, decider)
-        if name in readers and value not in readers[name].values and f"{table}.{decider}" not in open_keys:
+    if not isinstance(section, Section):
+        return
+    for decider in section.unread_with(name):
+        if f"{table}.{decider}" not in open_keys:
             raise ConfigError(
-                f"{where}{key}: has no effect with {table}.{decider} = {value}; leave it out, or"
-                f" choose {readers[name].name}"
+                f"{where}{key}: has no effect with {table}.{decider} = {getattr(section, decider)}; leave it"
+                f" out, or choose {section.readers[decider][name].name}"
             )
 
 

@@ -39,8 +39,8 @@ class Section(BaseModel):
     """A table of a config file.
 
     ``owners`` maps a deciding key to the keys that have no effect for some of its values, and are refused.
-    ``readers`` is the same for keys that are refused on the command line only. In a file they may wait for a
-    command, a chat or a request that changes the deciding key.
+    ``readers`` is the same for keys that are refused only where they are given: on the command line, in a
+    chat and in a request. In a file they may wait for another that changes the deciding key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,6 +65,14 @@ class Section(BaseModel):
         """The first key whose value is not its default."""
         fields = type(self).model_fields
         return next((name for name in fields if getattr(self, name) != fields[name].default), None)
+
+    def unread_with(self, key: str) -> list[str]:
+        """The deciding keys whose values leave ``key`` without a reader."""
+        return [
+            decider
+            for decider, readers in self.readers.items()
+            if key in readers and getattr(self, decider) not in readers[key].values
+        ]
 
     def misplaced(self, key: str, values: Collection[str]) -> str | None:
         """The first non-default setting that has no effect for any of ``values`` of ``key``."""

@@ -66,6 +66,7 @@ def test_impossible_settings_are_refused_at_once(tiny: TrainedModel) -> None:
     for setting, says in (
         ('require=["zebra"]', "decode.require 'zebra': not in the run's vocabulary"),
         ("select=mmi mmi_run=nowhere", "nowhere: no such run"),
+        ("select=mbr nbest=1", "decode.select = mbr: has no effect on a single candidate"),
     ):
         (told,) = chat.feed(f"/set {setting}")
         assert says in told
@@ -168,6 +169,10 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/set beam=" + "9" * 5000, "no setting is longer"),
         ("/set beam=" + "[" * 150, "decode.beam must be an integer"),
         ("/set temperature=0x" + "f" * 9000, "no setting is longer"),
+        ("/set top_p=0.9", "/set decode.top_p: has no effect with decode.method = beam; leave it out, or"),
+        ("/set method=sample beam=3", "decode.beam: has no effect with decode.method = sample"),
+        ("/sample beam=3", "/sample decode.beam: has no effect with decode.method = sample"),
+        ("/seed 4", "/seed decode.seed: has no effect with decode.method = beam"),
         ("/retry", "nothing to answer again"),
         ("/retry 2", "use /retry"),
         ("/history", "nothing was said yet"),

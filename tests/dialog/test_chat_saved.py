@@ -172,7 +172,7 @@ def test_replay_shows_old_and_new_replies(tiny: TrainedModel, in_tmp: Path) -> N
     assert chat.feed("/replay talk.jsonl") == [*both, "(3 of 3 replies are the same)"]
     chat.feed("/sample T=3")
     told, *lines = chat.feed("/replay talk.jsonl")
-    assert told == "(the old replies were made with other settings: /set method=beam temperature=1.0)"
+    assert told == "(the old replies were made with other settings: /set method=beam)"
     new = [exchange.reply.text or "(says nothing)" for exchange in chat.conversation.exchanges]
     assert [exchange.said.text for exchange in chat.conversation.exchanges] == said
     pairs = list(zip(replies, new, strict=True))

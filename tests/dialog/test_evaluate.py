@@ -308,7 +308,7 @@ def test_settings_without_effect_are_refused_where_they_are_given(run: Path) -> 
         ("decode.beam=2", "seed", "7", "beam", "sample"),
     ):
         told = refusal(run, ConfigError, overrides=[first, f"decode.{key}={value}"])
-        remedy = f"leave it out, or choose --set decode.method={other}"
+        remedy = f"leave it out, or choose decode.method = {other}"
         assert told == f"--set decode.{key}: has no effect with decode.method = {method}; {remedy}"
     assert (
         evaluate(run, overrides=[sample, "decode.top_k=5"], limit=2).name

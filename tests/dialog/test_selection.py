@@ -176,6 +176,12 @@ def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:
     for keys in (["decode.select=mmi", "decode.mmi_run=nowhere"], ["decode.require=['zebra']"]):
         with pytest.raises((ConfigError, StorageError), match=r"no such run|not in the run's vocabulary"):
             evaluate(runs["forward"], overrides=keys, progress=lambda done, of: pytest.fail("works first"))
+    one = (["decode.nbest=1"], ["decode.nbest=1", "decode.candidates=1"])
+    for more in one:
+        with pytest.raises(
+            ConfigError, match=r"^decode\.select = mbr: .* single candidate; raise decode\.cand"
+        ):
+            evaluate(runs["forward"], overrides=["decode.select=mbr", *more])
     with pytest.raises(ConfigError, match=r"a backward run, for decode\.mmi_run"):
         open_conversation(runs["one"], "best", None)
 

@@ -185,7 +185,11 @@ def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
         ({"max_completion_tokens": 2}, {"max_length": 2}),
         ({"max_tokens": 1024}, {"max_length": 500}),
         ({"decode": {"method": "sample"}}, {"method": "sample"}),
-        ({"seed": 3, "decode": {"no_repeat_ngram": 2, "seed": 4}}, {"seed": 4, "no_repeat_ngram": 2}),
+        ({"seed": 3, "decode": {"no_repeat_ngram": 2}}, {"seed": 3, "no_repeat_ngram": 2}),
+        (
+            {"seed": 3, "decode": {"method": "sample", "seed": 4, "beam": 10}},
+            {"method": "sample", "seed": 4},
+        ),
     ],
 )
 def test_parameters_change_the_settings_of_the_run(more: dict[str, Any], changed: dict[str, Any]) -> None:
@@ -194,6 +198,22 @@ def test_parameters_change_the_settings_of_the_run(more: dict[str, Any], changed
     diverse = DecodeConfig(groups=5, diversity=1.0)
     if "method" in changed:
         assert decoding(parsed_chat(**more), diverse) == usual.model_copy(update=changed)
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "says"),
+    [
+        ({"temperature": 0.8, "decode": {"beam": 4}}, "decode.beam", "with decode.method = sample; leave it"),
+        ({"decode": {"top_p": 0.9}}, "decode.top_p", "or choose decode.method = sample"),
+        ({"temperature": 0, "decode": {"seed": 9}}, "decode.seed", "with decode.method = beam"),
+        ({"temperature": 0.8, "decode": {"method": "beam"}}, "decode.temperature", "leave it out"),
+        ({"decode": {"select": "mbr", "nbest": 1}}, "decode.select", "on a single candidate; raise"),
+    ],
+)
+def test_settings_without_effect_are_refused(more: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(ApiError, match=f"^{param}.* has no effect .*{says}") as refused:
+        decoding(parsed_chat(**more), DecodeConfig())
+    assert (refused.value.status, refused.value.param) == (400, param)
 
 
 def test_settings_of_the_run_give_way_to_those_of_a_request() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from starlette.testclient import TestClient
 
 from lm.serve.app import Server
 from lm.serve.gate import Policy
-from lm.serve.protocol import MAX_BODY
+from lm.serve.protocol import MAX_BODY, NEUTRAL
 from lm.serve.server import LOOPBACK
 from tests.support.toy_served import ToyServed
 
@@ -93,6 +94,11 @@ def test_what_is_not_supported_gets_an_error_object(
     found, error = fault(client, body)
     assert (found, error["param"], error["code"]) == (status, param, code)
     assert error["type"] == "invalid_request_error"
+
+
+def test_the_documentation_names_what_is_not_supported() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert [name for name in NEUTRAL if f"`{name}`" not in text] == []
 
 
 def test_parameters_without_an_effect_are_taken(client: TestClient) -> None:

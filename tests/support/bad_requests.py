@@ -14,7 +14,7 @@ VALID: dict[str, dict[str, Any]] = {
         "n": 2, "seed": 3, "temperature": 0.7, "top_p": 0.9, "max_tokens": 3, "stop": ["x"], "stream": True,
         "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "user": "me",
         "decode": {
-            "beam": 2, "no_repeat_ngram": 2, "forbid": ["yeah"], "temperature_on": "components",
+            "nbest": 2, "no_repeat_ngram": 2, "forbid": ["yeah"], "temperature_on": "components",
             "select": "mbr", "mmi_run": "", "begin": "well", "require": ["oh"],
         },
     },
