@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from lm.engine.loop import FitResult
 
 _form = ContextVar("form", default="")  # format of tables: --markdown, --csv, or empty for a terminal
+TABLE_COLUMNS = 80  # least width of a help table, which cuts the names of options in narrower terminals
 FLAGS = ("--debug", "--markdown", "--csv")  # of every command; they may stand anywhere on the line
 
 
@@ -115,6 +117,13 @@ class Commands(TyperGroup):
         with _documented_endings():
             return super().parse_args(ctx, args)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the first paragraph of the help of every command, whole."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+            )
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that arguments name. Raise ConfigError for a repeated option with one value."""
         name, command, rest = super().resolve_command(ctx, args)
@@ -150,13 +159,17 @@ def _documented_endings() -> Iterator[None]:
 
 
 def new_app(description: str) -> typer.Typer:
-    """An empty command line with ``--version``, :data:`FLAGS` and shell completion."""
+    """An empty command line with ``--version``, :data:`FLAGS` and shell completion.
+
+    ``description`` may have words in ``[bold]``.
+    """
+    wide = shutil.get_terminal_size().columns >= TABLE_COLUMNS
     app = typer.Typer(
         cls=Commands,
-        help=description,
+        help=description if wide else re.sub(r"\[/?bold\]", "", description),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode="rich" if wide else None,
     )
 
     @app.callback()

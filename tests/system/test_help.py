@@ -1,6 +1,7 @@
 """Help of both command lines, their version, and completion in the shell."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,6 +73,23 @@ def test_help_breaks_no_choice_at_80_columns(command: str) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     cells = [cell for line in shown.splitlines() for cell in line.split()]
     assert all(cell.count("<") == cell.count(">") for cell in cells if "|" in cell)
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [("dialog", 40), ("lm analyze", 40), ("lm tune", 40), ("dialog prepare", 60), ("lm dynamic", 80)],
+)
+def test_help_has_whole_names_of_options_in_a_narrow_terminal(command: str, columns: int) -> None:
+    family, *name = command.split()
+    narrow = os.environ | {"COLUMNS": f"{columns}", "TERMINAL_WIDTH": f"{columns}"}
+    arguments = [sys.executable, "-m", family, *name, "--help"]
+    shown = subprocess.run(arguments, env=narrow, capture_output=True, text=True, check=True).stdout
+    group = typer.main.get_command({"dialog": app, "lm": lm_app}[family])
+    asked = group.commands[name[0]] if name else group  # type: ignore[attr-defined]
+    words = set(re.findall(r"--[\w-]+", shown))
+    assert {name for one in asked.params for name in one.opts if name.startswith("--")} <= words
+    assert "[bold]" not in shown
+    assert not re.search(r"\w\.\.\.$", shown, re.MULTILINE), "nor is the help of a command cut"
 
 
 def test_version(dialog: Callable[..., Outcome]) -> None:
