@@ -110,7 +110,7 @@ def evaluate(
 
     Raises:
         ConfigError: bad options.
-        DataError: bad data or references.
+        DataError: bad data or references, or a backward run whose weights change meanwhile.
         StorageError: a bad run, or a full disk.
         DivergenceError: the model's probabilities are not finite.
     """
@@ -133,6 +133,7 @@ def evaluate(
             scores, f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
         )
         answers = model.respond(test.examples, search, batch_size, progress)
+        group.every(lambda: _require_unchanged(backward, search))
         responses = _for_bleu(model.codec, answers, test)
         report, contexts = responses_report(responses, tokenizer.split)
         human = report.yardsticks.true_response.scores.diversity
@@ -171,9 +172,23 @@ def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[s
 def _require_decoding(model: TrainedModel, decode: DecodeConfig) -> Member | None:
     """Raise the errors of a decoding. Return the backward run of mutual information, if it takes part."""
     model.require(decode)
+    return _backward_of(decode)
+
+
+def _backward_of(decode: DecodeConfig) -> Member | None:
+    """The backward run of mutual information with its present weights, if it takes part."""
     if decode.select != "mmi":
         return None
     return Member(decode.mmi_run, CheckpointStore.of(Path(decode.mmi_run)).fingerprint("best"))
+
+
+def _require_unchanged(backward: Member | None, decode: DecodeConfig) -> None:
+    """Raise DataError if a training has changed the weights of the backward run during the decoding."""
+    if _backward_of(decode) != backward:
+        raise DataError(
+            f"decode.mmi_run {visible(decode.mmi_run)}: checkpoint best has changed during the evaluation;"
+            " evaluate again when its training has ended"
+        )
 
 
 def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: EvaluationData) -> Responses:

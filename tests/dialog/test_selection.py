@@ -168,6 +168,26 @@ def test_an_evaluation_names_the_weights_of_its_backward_run(
         load_evaluation(runs["forward"], result.name, (), (), "dialog")
 
 
+def test_a_backward_run_whose_training_goes_on_is_refused(
+    runs: dict[str, Path], corpus: Path, tmp_path: Path
+) -> None:
+    later = train_dialog(corpus, tmp_path / "later", "data.direction=backward", "data.context=1")
+    back = shutil.copytree(runs["one"], tmp_path / "back")
+
+    def replaced(done: int, total: int) -> None:
+        if done < total:
+            shutil.rmtree(back)
+            shutil.copytree(later, back)
+
+    keys = ["select=mmi", f"mmi_run={back}", "nbest=2", "beam=2"]
+    before = [*(runs["forward"] / "evaluation").glob("*")]
+    with pytest.raises(DataError, match=f"{re.escape(str(back))}: checkpoint best has changed during"):
+        evaluate(
+            runs["forward"], overrides=[f"decode.{key}" for key in keys], batch_size=2, progress=replaced
+        )
+    assert [*(runs["forward"] / "evaluation").glob("*")] == before
+
+
 def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:
     model = TrainedModel.load(runs["forward"])
     decode = DecodeConfig(select="mmi", mmi_run=str(runs["forward"]))
