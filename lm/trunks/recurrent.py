@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from lm.cells.config import CellConfig
 from lm.cells.layers import Layer, gated_layer, recurrent_layer
-from lm.cells.lstm import WeightDropLSTM
 from lm.cells.packing import CellState
 from lm.regularize import DropoutMasks, dropout_mask, masked
 from lm.trunks.trunk import Trunk, TrunkOutputs, TrunkState
 
-_TORCH_LSTM = 16  # numbers a unit and step in the workspace of torch's own layer, on CPUs
+_WORKSPACE = 18  # temporary numbers a unit and step while a layer is computed, as measured on a CPU
 
 
 class RecurrentRates(NamedTuple):
@@ -144,8 +143,8 @@ class RecurrentTrunk(nn.ModuleList, Trunk[RecurrentState]):
             layer.weight_dropout = self.rates.weight
 
     def activations(self, steps: int, streams: int, device: torch.device) -> int:
-        floats = _TORCH_LSTM if isinstance(self[0], WeightDropLSTM) else self.cell.floats
-        return steps * streams * (2 * self._words + sum((floats + 2) * size for size in self.hidden_sizes))
+        kept = (self.cell.floats + 2) * sum(self.hidden_sizes)
+        return steps * streams * (2 * self._words + kept + _WORKSPACE * max(self.hidden_sizes))
 
     def _of_steps(self, h: Tensor, keep: Tensor | None) -> tuple[Tensor | None, ...]:
         """Further arguments of a layer: none, or a dropout mask (B, H) and the mask of kept states."""
