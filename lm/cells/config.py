@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, Owner, Section
+from lm.config.section import MAX_LAYERS, MAX_SIZE, Above, Count, Owner, Section
 
 CellKind = Literal["lstm", "mogrifier", "mlstm", "gru", "mogrifier_gru"]
 _MOGRIFIERS = Owner("the mogrifier", ("mogrifier", "mogrifier_gru"))
@@ -18,6 +18,9 @@ class CellSettings(Section):
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
         "kind": dict.fromkeys(("rounds", "rank", "gate_bias", "zigzag"), _MOGRIFIERS)
         | dict.fromkeys(("cap_input_gate", "layer_norm"), _LSTMS)
+    }
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "rounds": dict.fromkeys(("rank", "gate_bias", "zigzag"), Owner("cell.rounds above 0", Above(0)))
     }
 
     rounds: int = Field(

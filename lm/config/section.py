@@ -1,6 +1,6 @@
 """Base class of all tables of config files: strict types, and limits of sizes and numbers; their keys."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from functools import cache
 from typing import Annotated, ClassVar, NamedTuple, get_args
 
@@ -32,7 +32,17 @@ class Owner(NamedTuple):
     """A key and those of its values for which another key has an effect."""
 
     name: str  # in messages
-    values: Collection[str | int]
+    values: Container[object]
+
+
+class Above:
+    """The numbers above a limit."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and value > self._limit
 
 
 class Section(BaseModel):
@@ -78,7 +88,7 @@ class Section(BaseModel):
         """The first non-default setting that has no effect for any of ``values`` of ``key``."""
         for name, owner in self.owners.get(key, {}).items():
             changed = getattr(self, name) != type(self).model_fields[name].default
-            if changed and not set(owner.values).intersection(values):
+            if changed and not any(value in owner.values for value in values):
                 return f"{name} belongs to {owner.name}"
         return None
 

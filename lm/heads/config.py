@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import Count, NotNegative, Owner, Positive, Rate, Section, Size
+from lm.config.section import Above, Count, NotNegative, Owner, Positive, Rate, Section, Size
 from lm.heads.registry import HEADS, kinds_with
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class HeadConfig(Section):
         "kind": _owners("kind", {name: kinds_with(name) for row in HEADS.values() for name in row.fields}),
     }
     readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "components": dict.fromkeys(("prior_bias", "skip_below"), Owner("more components", range(2, 1 << 30)))
+        "components": dict.fromkeys(("prior_bias", "skip_below"), Owner("more components", Above(1))),
+        "prior_penalty": {"prior_penalty_of": Owner("a head.prior_penalty above 0", Above(0))},
     }
     kind: HeadKind = Field(
         "softmax", description=f"kind of head: {', '.join([*HEADS][:-1])} or {[*HEADS][-1]}"

@@ -208,6 +208,13 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
         (["optim.schedule=constant", "optim.decay_steps=9"], "optim.decay_steps: has no effect with"),
         (["window.random=false", "window.spread=3.0"], "or choose --set window.random=true"),
         (["window.jitter=3"], "window.jitter: has no effect with window.order = streams"),
+        (["head.prior_penalty_of=streams"], "with head.prior_penalty = 0.0; leave it out, or choose a head."),
+        (
+            ["cell.kind=mogrifier", "cell.rounds=0", "cell.rank=4"],
+            "cell.rank: has no effect with cell.rounds = 0",
+        ),
+        (["head.prior_penalty=0.1", "head.prior_penalty_of=streams"], ""),
+        (["cell.kind=mogrifier", "cell.rounds=1", "cell.zigzag=false"], ""),
         (["optim.name=sgd", "optim.momentum=0.9", "optim.average=none"], ""),
         (["window.order=read_heads", "window.jitter=3"], ""),
     ],
