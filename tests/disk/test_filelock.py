@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lm import stop
 from lm.disk.filelock import FileLock, exclusive, held
+from lm.ending import EarlyStop
 from lm.errors import StorageError
 
 ADD = """
@@ -125,17 +126,20 @@ def test_a_file_system_without_locks_has_its_own_remedy(
         pass  # an evaluation is kept there
 
 
+@pytest.mark.parametrize("waiting", [False, True])
 def test_signals_are_delivered_while_a_lock_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: bool
 ) -> None:
-    seen: list[tuple[bool, int]] = []
+    returned: list[bool] = []
 
     def another_has_it(lock: FileLock, wait: bool = True) -> bool:
-        seen.append((wait, stop._shield.depth))
+        if wait == waiting:
+            signal.raise_signal(signal.SIGTERM)
+        returned.append(wait)
         return wait
 
     monkeypatch.setattr(FileLock, "acquire", another_has_it)
     (tmp_path / "lock").touch()
-    with exclusive(tmp_path / "lock"):
-        pass
-    assert seen == [(False, 1), (True, 0)], "deferred only for the attempt"
+    with pytest.raises(KeyboardInterrupt), EarlyStop(), exclusive(tmp_path / "lock"):
+        returned.append(True)
+    assert returned == [False], "deferred only for the attempt"
