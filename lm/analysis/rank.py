@@ -8,7 +8,6 @@ processed by columns.
 
 import hashlib
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from lm.analysis.factor import merge, to_band
 from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
 from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
+from lm.disk.storage import temporary_folder
 from lm.errors import DataError, StorageError
 from lm.language.split_files import add_ids
 from lm.language.trained import TrainedLm, weights_sha256
@@ -111,7 +111,7 @@ def matrix_rank(
         raise DataError("the matrix has no rows or no columns, so no rank; name a longer text")
     plan = plan or FactorPlan.of(rows, columns)
     checked = _checked(blocks, rows, columns, what)
-    folder = scratch or Path(tempfile.gettempdir())
+    folder = scratch or temporary_folder()
     steps = Steps(plan.work, progress)
     with ScratchMatrix(plan.shorter, plan.shorter, folder) as triangle:
         if rows >= columns:

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,6 +82,16 @@ def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
         if "\0" not in str(path):
             raise
         raise StorageError(f"{path}: NUL character in the path; choose another path") from error
+
+
+def temporary_folder() -> Path:
+    """The system's folder of temporary files. Raises StorageError if there is none to write to."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise StorageError(
+            "temporary files: no folder to write them to; set TMPDIR to a folder that you may write to"
+        ) from None
 
 
 def write_all(fd: int, data: Part) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from lm.disk.filelock import FileLock, cannot_lock, held
-from lm.disk.storage import readable, write_atomic
+from lm.disk.storage import readable, temporary_folder, write_atomic
 from lm.errors import HighrankError, visible
 from lm.libraries import required_libraries
 from lm.machine import memory_limit, usable_processors
@@ -46,6 +46,9 @@ def careful(check: str, examine: Callable[[], Iterator[Diagnosis]]) -> list[Diag
     """Findings of a check; an exception becomes a problem."""
     try:
         return list(examine())
+    except HighrankError as error:
+        says, _, remedy = private(visible(error)).partition("; ")
+        return [Diagnosis(check, "problem", says[:300], remedy or "file an issue with this line")]
     except Exception as error:  # a doctor that crashes helps nobody
         says = private(f"{type(error).__name__}: {visible(error)}")[:300]
         return [Diagnosis(check, "problem", says, "file an issue with this line")]
@@ -128,7 +131,7 @@ def _memory() -> Iterator[Diagnosis]:
 
 
 def _disk() -> Iterator[Diagnosis]:
-    for name, folder in (("the working folder", "."), ("temporary files", tempfile.gettempdir())):
+    for name, folder in (("the working folder", "."), ("temporary files", temporary_folder())):
         free = shutil.disk_usage(folder).free
         state: State = "ok" if free >= _ROOM else "warning"
         remedy = "" if state == "ok" else f"free {readable(_ROOM)} there, or work in another folder"
@@ -141,7 +144,7 @@ def _folders() -> Iterator[Diagnosis]:
     for name, folder in (
         ("working folder", Path()),
         ("runs", runs),
-        ("temporary", Path(tempfile.gettempdir())),
+        ("temporary", temporary_folder()),
     ):
         if folder is None:
             continue

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from lm.disk.storage import temporary_folder
 from lm.doctor.checks import Diagnosis, careful
 
 _STEPS = ("train.validate_every=2", "train.threads=1", "train.device=cpu", "head.products=float32")
@@ -134,7 +135,7 @@ def _training(trial: TinyTraining) -> Iterator[Diagnosis]:
     from lm.runs.check import check_run
 
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="highrank-doctor-") as inner:
+    with tempfile.TemporaryDirectory(prefix="highrank-doctor-", dir=temporary_folder()) as inner:
         whole, halves = Path(inner) / "whole", Path(inner) / "halves"
         trial(whole, 4)
         trial(halves, 2)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import optuna
@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm.config.settings import Settings
 from lm.disk.filelock import FileLock
-from lm.disk.storage import make_folder, read_file, storage_errors
+from lm.disk.storage import make_folder, read_file, storage_errors, temporary_folder
 from lm.errors import StorageError, visible
 from lm.runs.metrics_log import MetricsLog
 from lm.stop import deferred_signals
@@ -158,7 +158,7 @@ def read_rows(folder: Path, space: Space) -> list[dict[str, Any]]:
         return []
     whole, line_end, _ = read_file(journal, limit=_LONGEST).rpartition(b"\n")
     with (
-        storage_errors(Path(gettempdir())),
+        storage_errors(temporary_folder()),
         TemporaryDirectory(prefix="highrank-") as copy,
         _damage(journal),
     ):

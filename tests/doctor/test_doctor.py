@@ -101,6 +101,14 @@ def test_a_check_that_fails_is_a_problem_of_its_own() -> None:
     assert "~/secret\\x1b" in found.says
 
 
+def test_a_missing_folder_of_temporary_files_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", None)
+        patched.setattr(tempfile, "_candidate_tempdir_list", list)
+        remedies = {one.remedy for one in light_checks() if one.check in ("disk", "folders") and one.remedy}
+    assert remedies == {"set TMPDIR to a folder that you may write to"}
+
+
 def test_nothing_private_is_told(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = in_tmp / "anna-secret"
     home.mkdir()

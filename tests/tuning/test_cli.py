@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,19 @@ def test_looking_at_a_search_changes_nothing(
     code, out, err = lm("tune", "tiny.toml", "--show")
     assert (code, "best: trial 0" in out) == (0, True), err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_search_is_not_shown_without_a_folder_of_temporary_files(
+    lm: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    lm("tune", "tiny.toml", "--space", "s.toml", "--trials", "1")
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", None)
+        patched.setattr(tempfile, "_candidate_tempdir_list", list)
+        code, _, err = lm("tune", "tiny.toml", "--show")
+    told = "temporary files: no folder to write them to; set TMPDIR to a folder that you may write to\n"
+    assert (code, err) == (4, told)
 
 
 @pytest.mark.parametrize(
