@@ -122,7 +122,7 @@ class OutputLayer:
             if self.one_pass:
                 contexts, output = self.tempered(mixture.contexts, temperature)
                 return one_pass_loss(contexts, mixture.log_prior, output, targets, weights, self.options)
-            bf16 = self.options.bf16_products and torch.is_grad_enabled()
+            bf16 = self._rounds(mixture.contexts)
             formula = partial(self._nll, temperature=temperature, bf16=bf16)
             return chunked_loss(formula, [*mixture, targets], self.learned(), weights, self.chunk)
 
@@ -146,7 +146,7 @@ class OutputLayer:
         Entries of ``repeated`` below 0 are none.
         """
         with torch.autocast(weights.device.type, enabled=False):
-            bf16 = self.options.bf16_products and torch.is_grad_enabled()
+            bf16 = self._rounds(mixture.contexts)
             formula = partial(self._penalised, bf16=bf16)
             if repeated is None or not self.unlikelihood:
                 repeated = targets.new_empty(len(targets), 0)
@@ -210,6 +210,10 @@ class OutputLayer:
         tokens = options.tokens_per_chunk(self.rows_per_token, len(self.weight), self.weight.device.type)
         logits = self.rows_per_token * len(self.weight) * self.logit_buffers
         return max(1, tokens * logits // (logits + self.gathered))
+
+    def _rounds(self, contexts: Tensor) -> bool:
+        """True if products of a formula are in bfloat16: in training, and not in float64."""
+        return self.options.bf16_products and torch.is_grad_enabled() and contexts.dtype != torch.float64
 
     def _whole(self, formula: Formula, mixture: Mixture) -> Tensor:
         """Result of a formula for all tokens: in chunks, or at once if gradients are enabled."""

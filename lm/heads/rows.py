@@ -6,7 +6,7 @@ R rows · N tokens · K components · V words.
 """
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -32,8 +32,8 @@ class Rows:
         size = ON_GPU if like.is_cuda else cache_bytes() // 2 * torch.get_num_threads()
         row = like.shape[1] * self.precision.itemsize * link.buffers
         self.block = min(len(like), max(1, size // max(1, row)))
-        # besides the logits, a copy and the spares of the link; all blocks share them
-        self._buffers = like.new_empty((link.buffers, self.block, like.shape[1]), dtype=self.precision)
+        # all blocks share them
+        self._spares = like.new_empty((link.buffers - 1, self.block, like.shape[1]), dtype=self.precision)
 
     def shares_(
         self, logits: Tensor, words: Tensor, bias: Tensor | None, shift: Tensor | None
@@ -48,7 +48,7 @@ class Rows:
         numbers = torch.arange(len(logits), device=logits.device)
         places = words + numbers % self.block * logits.shape[1]  # of the words, each within its block
         for part in self._parts(len(logits)):
-            given, spares = logits[part], self._buffers[1:, : part.stop - part.start]
+            given, spares = logits[part], self._spares[:, : part.stop - part.start]
             scores = given if self.exact else self._copy(given)
             if bias is not None:
                 scores.add_(bias)
@@ -74,7 +74,7 @@ class Rows:
         """log Σ_v g(z_v), (r, 1); ``logits`` are unchanged."""
         totals = logits.new_empty((len(logits), 1), dtype=self.precision)
         for part in self._parts(len(logits)):
-            scores, spares = self._copy(logits[part], bias), self._buffers[1:, : part.stop - part.start]
+            scores, spares = self._copy(logits[part], bias), self._spares[:, : part.stop - part.start]
             peak = scores.amax(1, keepdim=True).clamp_(min=LOWEST)  # avoids −∞ − −∞
             top = self.link.shares_(scores, peak, shift, spares)
             totals[part] = scores.sum(1, keepdim=True).log_().add_(top)
@@ -123,10 +123,15 @@ class Rows:
         size = max(1, self.block // rows)
         return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
+    @cached_property
+    def _copied(self) -> Tensor:
+        """Buffer for a copy of a block, which the shares of exact logits do not need."""
+        return self._spares.new_empty((self.block, self._spares.shape[2]))
+
     def _copy(self, logits: Tensor, bias: Tensor | None = None) -> Tensor:
         """A copy of a block in full precision, plus the bias."""
         fits = len(logits) <= self.block  # a token can have more rows than a block
-        copy = self._buffers[0, : len(logits)] if fits else torch.empty_like(logits, dtype=self.precision)
+        copy = self._copied[: len(logits)] if fits else torch.empty_like(logits, dtype=self.precision)
         return copy.copy_(logits) if bias is None else torch.add(logits, bias, out=copy)
 
 

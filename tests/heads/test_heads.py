@@ -266,3 +266,15 @@ def test_the_registry_and_the_configuration_know_the_same_kinds() -> None:
     assert tuple(HEADS) == get_args(HeadKind)
     description = HeadConfig.model_fields["kind"].description or ""
     assert description.removeprefix("kind of head: ").replace(" or", ",").split(", ") == list(HEADS)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_in_float64_has_exact_products(kind: str, smoothing: float) -> None:
+    losses = []
+    for products in ("float32", "bfloat16"):
+        torch.manual_seed(1)
+        head = make_head(kind, products=products, label_smoothing=smoothing)
+        hidden, targets, _ = example()
+        losses.append(head.objective(hidden.requires_grad_(), targets)[0].item())
+    assert losses[0] == losses[1]

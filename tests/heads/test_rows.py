@@ -1,8 +1,11 @@
 """What rows of logits come to, block after block, against the formula in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.heads import rows as rows_module
 from lm.heads.links import EXP, RELU, SIGMOID, SIGSOFTMAX, Link
@@ -150,3 +153,25 @@ def test_a_word_that_is_impossible_is_so_in_every_head(kind: str) -> None:
         log_probs = head.log_probs(example()[0].float())
     assert (log_probs[:, 3] == -torch.inf).all()
     assert log_probs.isfinite().sum() == log_probs.numel() - len(log_probs)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that is made, in numbers."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not any(made is one for one in args):
+            self.numbers = max(
+                self.numbers, made.numel() * (made.storage_offset() == 0) * ("new" in func.__name__)
+            )
+        return made
+
+
+@pytest.mark.parametrize(("dtype", "copied"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_shares_of_exact_logits_take_no_copy(dtype: torch.dtype, copied: bool) -> None:
+    values, bias = logits(1000, 1, 0, dtype)
+    with Largest() as made:
+        Rows(EXP, values).shares_(values, torch.arange(9), bias, None)
+    assert (made.numbers >= 1000) == copied
