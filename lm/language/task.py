@@ -121,7 +121,11 @@ class LmTask:
 
 
 def _too_few(source: str, split: TokenSplit, key: str, streams: int) -> DataError:
-    return DataError(f"{source}: {len(split):,} tokens for {key} = {streams} streams; lower {key}")
+    """The error of a text without a token for every stream in any of its files."""
+    longest, files = max(len(file) for file in split.files), len(split.files)
+    has = f"{longest:,}" if files == 1 else f"the longest of {files:,} files has {longest:,}"
+    more = "" if files == 1 else ", or prepare the text again with a larger --shard-tokens"
+    return DataError(f"{source}: {has} tokens for {key} = {streams} streams; lower {key}{more}")
 
 
 @torch.no_grad()

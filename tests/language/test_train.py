@@ -1,6 +1,7 @@
 """Language models trained for real on a tiny text: loss, carried state, resuming, finetuning, refusals."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -300,8 +301,11 @@ def test_files_that_are_each_too_short_are_refused(corpus: Path) -> None:
     words = sum(len(line.split()) + 1 for line in (corpus / "train.txt").read_text().splitlines())
     two_rows = ("train.compat=paper", f"train.batch_size={words // 2}", "data.valid_streams=2")
     for settings in (many, two_rows):
-        with pytest.raises(DataError, match=r"lower train\.batch_size"):
+        with pytest.raises(DataError, match=r"lower train\.batch_size") as refused:
             train(resolved(*settings), Path("run"), no_report)
+        if settings is many:
+            told = r"out/train: the longest of \d+ files has 5\d tokens for .* 60 streams; lower .*-tokens"
+            assert re.fullmatch(told, str(refused.value)), refused.value
         assert not Path("run/config.json").exists()
 
 
