@@ -94,12 +94,13 @@ def pool_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[T
     return [
         Table("Over seeds", rows),
         *([Table("Welch's t-test over seeds and texts", tested, measure="p")] if tests else []),
-        "Runs that differ in train.seed only count as one. A test needs two seeds on either side.",
+        "Runs that differ only in train.seed, head.products and keys without effect on the training count as"
+        " one. A test needs two seeds on either side.",
     ]
 
 
 def pool_name(first: str, runs: int) -> str:
-    """Name of runs that differ in their seed only, by that of the first."""
+    """Name of the runs of a pool, by that of the first."""
     return f"{first} and {runs - 1} more" if runs > 1 else first
 
 

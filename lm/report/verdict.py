@@ -97,7 +97,7 @@ def _meaning(others: Sequence[ComparedRun], count: int, units: str) -> str:
     return (
         f"Interval and p-value are of a paired bootstrap over {count:,} {units} of the text."
         f" They cover the choice of the text, not of the training seed.{few}{several}"
-        " No two of the runs differ in their seed only, so nothing shows how much the seed decides."
+        " No two of the runs have one config and different seeds, so nothing shows how much the seed decides."
     )
 
 

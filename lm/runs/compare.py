@@ -65,7 +65,7 @@ class ComparedRuns:
     """Result of a comparison.
 
     ``scores`` are the tested ones, where they depend on the evaluations. ``pools`` are the runs of each
-    config, if two runs differ in their seed only.
+    config, if two runs belong together.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed only, as one: means over seeds, with tests of their differences."""
+"""Runs of one config except their seeds, as one: means over seeds, with tests of their differences."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -82,6 +82,7 @@ def test_a_gain_beyond_the_noise_of_training_is_found(tmp_path: Path) -> None:
     tables = "\n".join(str(part) for part in comparison_tables(compare(runs, resamples=1000)))
     assert "Welch's t-test over seeds and texts" in tables
     assert "'p against 0.0-1 and 2 more': '0.1-1 and 2 more'" in tables
+    assert "head.products and keys without effect on the training count as one" in tables
 
 
 @pytest.mark.parametrize("key", sorted(WITHOUT_EFFECT | {"train.log_every"}))
