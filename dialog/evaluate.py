@@ -132,8 +132,7 @@ def evaluate(
         likelihood = perplexities(
             scores, f"{visible(run)} on {visible(test.source)}", len(model.codec.vocabulary)
         )
-        answers = model.respond(test.examples, search, batch_size, progress)
-        group.every(lambda: _require_unchanged(backward, search))
+        answers = _answers(model, test.examples, search, backward, batch_size, progress)
         responses = _for_bleu(model.codec, answers, test)
         report, contexts = responses_report(responses, tokenizer.split)
         human = report.yardsticks.true_response.scores.diversity
@@ -182,13 +181,26 @@ def _backward_of(decode: DecodeConfig) -> Member | None:
     return Member(decode.mmi_run, CheckpointStore.of(Path(decode.mmi_run)).fingerprint("best"))
 
 
-def _require_unchanged(backward: Member | None, decode: DecodeConfig) -> None:
-    """Raise DataError if a training has changed the weights of the backward run during the decoding."""
-    if _backward_of(decode) != backward:
-        raise DataError(
-            f"decode.mmi_run {visible(decode.mmi_run)}: checkpoint best has changed during the evaluation;"
-            " evaluate again when its training has ended"
-        )
+def _answers(
+    model: TrainedModel,
+    examples: Sequence[Example],
+    decode: DecodeConfig,
+    backward: Member | None,
+    batch_size: int,
+    progress: OnProgress,
+) -> list[list[Hypothesis]]:
+    """Responses to every context. DataError if a training changes the backward run meanwhile."""
+    answers = model.respond(examples, decode, batch_size, progress)
+
+    def require_unchanged() -> None:
+        if _backward_of(decode) != backward:
+            raise DataError(
+                f"decode.mmi_run {visible(decode.mmi_run)}: checkpoint best has changed during the"
+                " evaluation; evaluate again when its training has ended"
+            )
+
+    model.group.every(require_unchanged)
+    return answers
 
 
 def _for_bleu(codec: Codec, answers: Sequence[Sequence[Hypothesis]], test: EvaluationData) -> Responses:

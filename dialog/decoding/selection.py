@@ -17,7 +17,7 @@ def search_of(config: DecodeConfig) -> DecodeConfig:
 
 
 def require_choice(config: DecodeConfig) -> None:
-    """Raise ConfigError if ``select`` has a single candidate, which it keeps whatever its score."""
+    """Raise ConfigError if ``select`` has a single candidate, so that it decides nothing."""
     require(
         config.select == "score" or config.searched > 1,
         f"decode.select = {config.select}: has no effect on a single candidate; raise decode.candidates or"
