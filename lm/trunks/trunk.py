@@ -106,7 +106,7 @@ class Trunk(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def activations(self, steps: int, streams: int, device: torch.device) -> int:
-        """Approximate number of numbers kept for backpropagation through a window, and of cached ones.
+        """Approximate number of numbers kept for backpropagation through a window, cached and temporary.
 
         ``device`` is that of the training. It may decide what is kept.
         """

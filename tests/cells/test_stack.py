@@ -150,7 +150,7 @@ def test_plain_cells_take_the_fastest_layers() -> None:
 
 
 @pytest.mark.parametrize(("resettable", "rate"), [(False, 0.0), (True, 0.0), (False, 0.3)])
-def test_estimated_activations_of_a_trunk_are_those_kept(resettable: bool, rate: float) -> None:
+def test_estimated_activations_of_a_trunk_cover_those_kept(resettable: bool, rate: float) -> None:
     steps, streams, size = 40, 10, 64
     trunk = RecurrentTrunk(
         CellConfig(), (size, size, size), RecurrentRates(state=rate), resettable=resettable
@@ -167,4 +167,5 @@ def test_estimated_activations_of_a_trunk_are_those_kept(resettable: bool, rate:
     true = sum(kept.values()) - sum(parameter.numel() for parameter in trunk.parameters())
     estimate = trunk.activations(steps, streams, torch.device("cpu"))
     assert outputs[0].requires_grad
-    assert 0.8 * true < estimate < 1.5 * true
+    temporary = 20 * steps * streams * size  # of one layer, see tests/trunks/test_recurrent_memory.py
+    assert true < estimate < 1.2 * true + temporary
