@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from dialog.config import DialogConfig
-from lm.config.load import Resolved, override
+from dialog.decoding.config import require_choice
+from lm.config.load import Resolved, keys_of, override
 from lm.console.app import log_line, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
 from lm.errors import require
@@ -30,6 +31,7 @@ def decoding_of(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogCo
     asked = override(resolved, overrides or (), DialogConfig, sections=("decode",))
     measured = asked.config.decode.products != "auto" or resolved.config.decode.products == "auto"
     require(measured, "--set decode.products=auto: only a training measures it; choose float32 or bfloat16")
+    require_choice(asked.config.decode, keys_of(overrides or ()))
     return asked
 
 

@@ -15,16 +15,17 @@ from dialog.batches import Example, list_examples
 from dialog.config import DataConfig, DialogConfig
 from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.own_data import in_run
-from dialog.decoding.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig, require_choice
 from dialog.decoding.steps import Hypothesis
 from dialog.details import evaluation_details
+from dialog.evaluation_names import evaluation_name, setting_name
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
 from dialog.trained import TargetScore, TrainedModel
 from dialog.utterance import Dialog
-from lm.config.load import Resolved, override, require_effect
+from lm.config.load import Resolved, keys_of, override, require_effect
 from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
@@ -35,13 +36,10 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import (
     Member,
     Subject,
-    hashed_end,
     keep,
     loaded,
     members,
     require_keepable,
-    setting_slug,
-    slug,
 )
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
@@ -50,7 +48,6 @@ from lm.text.tokenizers import Tokenizer, WordPunct
 from lm.text.vocabulary import UNK, Codec, require_known, tokens_of
 
 ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
-_LONGEST = 40  # characters of an option in the name of an evaluation
 _PIECES = ("char", "unigram", "bpe", "hf")  # tokenizers whose tokens are not words
 _TRUE_FIRST = "the true response first, then the other ones of the file"
 _TRUE_ONLY = "the true response"
@@ -119,9 +116,7 @@ def evaluate(
         model, weights = group.every(lambda: _loaded([run, *others], checkpoint))
         group.share(lambda: require_keepable(run))
         model = replace(model, group=group)
-        changed = override(Resolved(model.config, {}), overrides, DialogConfig, sections=("decode",))
-        search = changed.config.decode
-        require_effect(changed.config, overrides)
+        search = _overridden(model.config, overrides)
         backward = group.every(lambda: _require_decoding(model, search))
         test = group.every(lambda: load_test_set(data, references, limit, in_run(run, model.config.data)))
         group.require_equal({"checkpoint": weights, "mmi_run": backward, "data": test.fingerprint()})
@@ -166,6 +161,14 @@ def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[s
     members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
     joined = TrainedModel.joined([model for model, _ in members], list(map(visible, runs)))
     return joined, [weights for _, weights in members]
+
+
+def _overridden(config: DialogConfig, overrides: Sequence[str]) -> DecodeConfig:
+    """Settings of decoding after overrides. ConfigError for bad ones, and for those without effect."""
+    changed = override(Resolved(config, {}), overrides, DialogConfig, sections=("decode",)).config
+    require_effect(changed, overrides)
+    require_choice(changed.decode, keys_of(overrides))
+    return changed.decode
 
 
 def _require_decoding(model: TrainedModel, decode: DecodeConfig) -> Member | None:
@@ -377,30 +380,3 @@ def _describe_data(model: TrainedModel, test: EvaluationData, own: DataConfig) -
         references_file=test.references_file,
         references_layout=_TRUE_ONLY if test.items is None else _TRUE_FIRST,
     )
-
-
-def evaluation_name(source: str, references: Path | None = None) -> str:
-    """Name of an evaluation of some data: ``test``, ``test+test_multi_ref``, ``smalltalk-test``."""
-    stem = source if ":" in source else Path(source).stem
-    parts = (stem, references.stem) if references else (stem,)
-    return "+".join(slug(part) for part in parts)
-
-
-def setting_name(
-    name: str, checkpoint: str, decode: DecodeConfig, usual: DecodeConfig, others: Sequence[Path]
-) -> str:
-    """``name`` with the non-default options of the evaluation: ``test.last.beam-3``.
-
-    It contains the checkpoint, except ``best``, decoding options that differ from the run's config, and the
-    ``others`` of an ensemble.
-    """
-    other = [] if checkpoint == "best" else [checkpoint]
-    configured = usual.model_dump()
-    other += [f"{key}-{value}" for key, value in decode.model_dump().items() if value != configured[key]]
-    other += [f"with-{run.name}" for run in others]
-    return ".".join([name, *(_short(setting_slug(part)) for part in other)])
-
-
-def _short(part: str) -> str:
-    """A part of a file name; the end of a long one becomes a hash."""
-    return part if len(part) <= _LONGEST else hashed_end(part, part[:20])

@@ -18,7 +18,7 @@ from dialog.config import DialogConfig
 from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.sampling import sample
-from dialog.decoding.selection import best_by, expected_similarities, require_choice, search_of, similarity_of
+from dialog.decoding.selection import best_by, expected_similarities, search_of, similarity_of
 from dialog.decoding.steps import Hypothesis, Marks, StepFunction
 from dialog.decoding.trace import BeamTrace, Candidate
 from dialog.decoding.words import texts_of
@@ -148,7 +148,6 @@ class TrainedModel:
 
     def require(self, decode: DecodeConfig) -> None:
         """Raise the errors of a decoding that depend on no context, before any work."""
-        require_choice(decode)
         texts_of(decode, self.codec, self.marks, ())
         if decode.select == "mmi":
             backward_run(Path(decode.mmi_run))

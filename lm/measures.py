@@ -7,7 +7,10 @@ from pathlib import Path
 from lm.errors import DivergenceError, HighrankError
 from lm.numbers import number
 
-_FEW_UNKNOWN = 0.02  # share of unknown tokens of a text that needs no note
+_FEW_UNKNOWN, _AS_MANY = (
+    0.02,
+    1.5,
+)  # a text needs no note below this share, plus this times that of the own text
 
 
 def perplexity(nll: float) -> float:
@@ -57,7 +60,7 @@ def more_unknown(share: float, own: Callable[[], float]) -> float | None:
         found = own()
     except HighrankError:
         return None
-    return found if share > _FEW_UNKNOWN + 1.5 * found else None
+    return found if share > _FEW_UNKNOWN + _AS_MANY * found else None
 
 
 def unknown_note(share: float, own: float | None) -> list[str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.config import DialogConfig, require_decode_read
-from dialog.decoding.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig, require_choice
 from dialog.trained import TrainedModel
-from lm.config.load import Resolved, override
+from lm.config.load import Resolved, keys_of, override
 from lm.config.section import known_keys
 from lm.config.settings import named_keys, require_distinct
 from lm.config.write import setting_text
@@ -42,8 +42,9 @@ def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: S
     ]
     require_distinct(named_keys(f"/{command}", keys))
     found = override(Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}")
-    for key in keys:
-        require_decode_read(decode, found.config.decode, key.partition("=")[0].strip(), f"/{command} ")
+    for key in keys_of(keys):
+        require_decode_read(decode, found.config.decode, key, f"/{command} ")
+    require_choice(found.config.decode, keys_of(keys))
     for key in ("beam", "nbest", "candidates", "max_length"):
         if getattr(found.config.decode, key) > MOST_IN_CHAT:
             raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")

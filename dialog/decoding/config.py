@@ -1,11 +1,12 @@
 """Config schema of decoding, free of torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lm.config.section import MAX_SEED, Count, Owner, Positive, Section, Size
+from lm.errors import require
 
 Phrases = Annotated[tuple[str, ...], Field(strict=False, max_length=1000)]
 
@@ -126,6 +127,19 @@ class DecodeConfig(Section):
     def searched(self) -> int:
         """Number of responses that the search keeps: the candidates of a selection, or ``nbest``."""
         return self.nbest if self.select == "score" else self.candidates or self.nbest
+
+
+def require_choice(config: DecodeConfig, given: Iterable[str]) -> None:
+    """Raise ConfigError if ``select`` has a single candidate by one of the ``given`` keys.
+
+    It decides nothing then. In the file of a run it may wait for more candidates.
+    """
+    asked = {key.removeprefix("decode.") for key in given} & {"select", "candidates", "nbest"}
+    require(
+        not asked or config.select == "score" or config.searched > 1,
+        f"decode.select = {config.select}: has no effect on a single candidate; raise decode.candidates or"
+        " decode.nbest above 1, or leave out decode.select",
+    )
 
 
 def _defaults(*names: str) -> dict[str, Any]:

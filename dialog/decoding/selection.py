@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
-from lm.errors import require
 from lm.steps import Check, unchecked
 
 Similarity = Callable[[str, str], float]
@@ -14,15 +13,6 @@ Similarity = Callable[[str, str], float]
 def search_of(config: DecodeConfig) -> DecodeConfig:
     """The config of the search for candidates, which keeps ``candidates`` instead of ``nbest``."""
     return config.model_copy(update={"nbest": config.searched})
-
-
-def require_choice(config: DecodeConfig) -> None:
-    """Raise ConfigError if ``select`` has a single candidate, so that it decides nothing."""
-    require(
-        config.select == "score" or config.searched > 1,
-        f"decode.select = {config.select}: has no effect on a single candidate; raise decode.candidates or"
-        " decode.nbest above 1, or leave out decode.select",
-    )
 
 
 def best_by(found: Sequence[Hypothesis], scores: Sequence[float], nbest: int) -> list[Hypothesis]:

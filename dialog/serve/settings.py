@@ -1,14 +1,12 @@
 """Settings of decoding that a request asks for, and their limits."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from dialog.config import require_decode_read
-from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig
-from dialog.decoding.selection import require_choice
+from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig, require_choice
 from lm.errors import ConfigError
 from lm.serve.failure import ApiError, wrong_value
 from lm.serve.protocol import (
@@ -69,13 +67,13 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
 
 def _require_effect(request: Request, usual: DecodeConfig, decode: DecodeConfig) -> None:
     """Raise ApiError for a setting without effect. The API's ``seed`` may come with every request."""
-    try:
-        for name in ("temperature", "top_p", *request.decode):
+    for name in ("temperature", "top_p", *request.decode):
+        param = f"decode.{name}" if name in request.decode else name
+        try:
             require_decode_read(usual, decode, f"decode.{name}", "")
-        require_choice(decode)
-    except ConfigError as error:
-        param = re.split("[ :]", str(error), maxsplit=1)[0]
-        raise ApiError(400, str(error), param=param, code="invalid_value") from None
+            require_choice(decode, [name])
+        except ConfigError as error:
+            raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
 def _narrows(top_p: float | None, usual: DecodeConfig) -> bool:

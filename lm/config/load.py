@@ -53,8 +53,13 @@ def load_config(source: str, schema: type[C], *, family: str, overrides: Sequenc
 
 def require_effect(config: BaseModel, overrides: Sequence[str]) -> None:
     """Raise ConfigError if a ``section.key=value`` override of a config sets a key that nothing reads."""
-    for text in overrides:
-        require_read(config, text.partition("=")[0].strip(), f"{COMMAND_LINE} ")
+    for key in keys_of(overrides):
+        require_read(config, key, f"{COMMAND_LINE} ")
+
+
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """The keys of ``section.key=value`` texts."""
+    return [text.partition("=")[0].strip() for text in overrides]
 
 
 def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[str] = ()) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -43,15 +44,17 @@ class Diagnosis:
 
 
 def careful(check: str, examine: Callable[[], Iterator[Diagnosis]]) -> list[Diagnosis]:
-    """Findings of a check; an exception becomes a problem."""
+    """Findings of a check; an exception becomes one more, a problem."""
+    found: list[Diagnosis] = []
     try:
-        return list(examine())
+        found.extend(examine())
     except HighrankError as error:
         says, _, remedy = private(visible(error)).partition("; ")
-        return [Diagnosis(check, "problem", says[:300], remedy or "file an issue with this line")]
+        found.append(Diagnosis(check, "problem", says[:300], remedy or "file an issue with this line"))
     except Exception as error:  # a doctor that crashes helps nobody
         says = private(f"{type(error).__name__}: {visible(error)}")[:300]
-        return [Diagnosis(check, "problem", says, "file an issue with this line")]
+        found.append(Diagnosis(check, "problem", says, "file an issue with this line"))
+    return found
 
 
 def private(text: str) -> str:
@@ -131,8 +134,8 @@ def _memory() -> Iterator[Diagnosis]:
 
 
 def _disk() -> Iterator[Diagnosis]:
-    for name, folder in (("the working folder", "."), ("temporary files", temporary_folder())):
-        free = shutil.disk_usage(folder).free
+    for name, folder in (("the working folder", Path), ("temporary files", temporary_folder)):
+        free = shutil.disk_usage(folder()).free
         state: State = "ok" if free >= _ROOM else "warning"
         remedy = "" if state == "ok" else f"free {readable(_ROOM)} there, or work in another folder"
         yield Diagnosis("disk", state, f"{readable(free, up=False)} free for {name}", remedy)
@@ -140,16 +143,12 @@ def _disk() -> Iterator[Diagnosis]:
 
 def _folders() -> Iterator[Diagnosis]:
     """Working, run and temporary folder: files can be written, synced, locked and removed."""
-    runs = Path("runs") if Path("runs").is_dir() else None
-    for name, folder in (
-        ("working folder", Path()),
-        ("runs", runs),
-        ("temporary", temporary_folder()),
-    ):
-        if folder is None:
-            continue
+    folders: dict[str, Callable[[], Path]] = {"working folder": Path, "temporary": temporary_folder}
+    if Path("runs").is_dir():
+        folders["runs"] = partial(Path, "runs")
+    for name, folder in folders.items():
         try:
-            with tempfile.TemporaryDirectory(prefix=".highrank-doctor-", dir=folder) as inner:
+            with tempfile.TemporaryDirectory(prefix=".highrank-doctor-", dir=folder()) as inner:
                 write_atomic(Path(inner) / "file", b"x")
                 locked = _locks(Path(inner) / "lock")
             if locked:
@@ -161,7 +160,7 @@ def _folders() -> Iterator[Diagnosis]:
             remedy = "choose a folder that you may write to" if name != "temporary" else "set TMPDIR"
             if cannot_lock(error):
                 remedy = "choose a folder on another file system"
-            says = f"{name}: {getattr(error, 'strerror', None) or visible(error)}"
+            says = f"{name}: {getattr(error, 'strerror', None) or visible(error).partition('; ')[0]}"
             yield Diagnosis("folders", "problem", private(says), remedy)
 
 

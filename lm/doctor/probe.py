@@ -74,7 +74,7 @@ def _gpu() -> Iterator[Diagnosis]:
         return
     name, (free, total) = torch.cuda.get_device_name(), torch.cuda.mem_get_info()
     says = f"{name}, CUDA {torch.version.cuda}, {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB"
-    says += "; trainings repeat bit for bit, but those of transformers (memory-efficient attention)"
+    says += "; transformers do not repeat bit for bit there (memory-efficient attention)"
     kernels = fused_kernels()
     if kernels is None:
         remedy = "pip install triton for faster mixtures"

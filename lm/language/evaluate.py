@@ -228,13 +228,11 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
         raise ConfigError(f"--limit {limit}: must be at least 1")
     split = load_split(source, trained.codec)
     ids, name = split.ids(), slug(Path(source).stem)
-    characters = (
-        None if split.outside else split.characters or None
-    )  # P(<unk>) leaves out the letters of a word
+    characters = 0 if split.outside else split.characters  # P(<unk>) leaves out the letters of a word
     if limit is not None and limit < len(ids):
-        ids, characters, name = ids[:limit], None, f"{name}.first-{limit}"
+        ids, characters, name = ids[:limit], 0, f"{name}.first-{limit}"
     require_known(unknown_share(trained, ids), source)
-    return Text(name, source, ids, split.fingerprint, characters)
+    return Text(name, source, ids, split.fingerprint, characters or None)
 
 
 def unknown_share(trained: TrainedLm, ids: Ids) -> float:

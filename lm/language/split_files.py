@@ -22,7 +22,7 @@ from lm.disk.storage import JSON, read_json, storage_errors, write_json
 from lm.errors import DataError, StorageError
 from lm.language.survey import SplitCounts, TokenLine
 from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded
-from lm.text.vocabulary import Codec
+from lm.text.vocabulary import UNK, Codec
 
 SPLIT = "split.json"
 _FORMAT = 1
@@ -58,7 +58,7 @@ class TokenSplit:
 def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> Iterator[NDArray[np.integer]]:
     """Yield the ids of a text in pieces of about 65,536.
 
-    ``seen`` counts its lines, its characters, and the tokens that the codec lacks.
+    ``seen`` counts its lines, its characters, and the ``<unk>`` that it has itself.
 
     DataError for words that the codec cannot encode.
     """
@@ -68,7 +68,7 @@ def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> It
         seen.lines += line.line.ends
         seen.characters += line.line.characters
         ids += line_ids(line, codec)
-        seen.outside += sum(token not in codec.vocabulary for token in line.tokens)
+        seen.words[UNK] += line.tokens.count(UNK)
         if len(ids) >= _CHUNK:
             yield np.array(ids, dtype)
             ids = []
@@ -178,7 +178,12 @@ def _outside(folder: Path, files: Sequence[NDArray[np.integer]], codec: Codec) -
         report: Any = read_json(folder.absolute().parent / REPORT_FILE)
         return int(report["splits"][folder.absolute().name]["oov_tokens"])
     except (StorageError, KeyError, TypeError, ValueError):
-        return sum(int(np.count_nonzero(ids == codec.vocabulary.unk)) for ids in files)
+        return sum(unknown(ids, codec) for ids in files)
+
+
+def unknown(ids: NDArray[np.integer], codec: Codec) -> int:
+    """Number of ids that are ``<unk>``."""
+    return int(np.count_nonzero(ids == codec.vocabulary.unk))
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer], size: int) -> NDArray[np.integer]:

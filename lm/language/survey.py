@@ -30,15 +30,11 @@ class TokenLine(NamedTuple):
 
 @dataclass(slots=True)
 class SplitCounts:
-    """Counts of one split; ``words`` includes line ends as ``<eos>``.
-
-    ``outside`` is the number of tokens that a codec lacks, once it has encoded the split.
-    """
+    """Counts of one split; ``words`` includes line ends as ``<eos>``."""
 
     words: Counter[str] = field(default_factory=Counter)
     lines: int = 0
     characters: int = 0
-    outside: int = 0
 
 
 def read_tokens(

@@ -16,13 +16,12 @@ from dialog.config import DataConfig, DialogConfig
 from dialog.evaluate import (
     bleu_tokens,
     evaluate,
-    evaluation_name,
     load_test_set,
     perplexities,
     rescore,
     score_responses,
-    setting_name,
 )
+from dialog.evaluation_names import evaluation_name, setting_name
 from dialog.metrics.references import build_references, write_references
 from dialog.metrics.scores import (
     Spread,

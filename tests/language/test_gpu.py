@@ -28,6 +28,7 @@ weight_dropout = 0.2
 kind = "softmax"
 embedding_size = 32
 tied = true
+products = "float32"
 [optim]
 name = "adamw"
 lr = 1e-3

@@ -268,10 +268,10 @@ def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pyte
     }
     numbers = {name: results.at(measured, keys) for name, keys in results.MEASUREMENTS.items()}
     assert None not in numbers.values()
-    new = {"label": "new", "config": "x_new", "settings": [], "numbers": numbers}
+    new = {"label": "MoS ×4, K = 3", "config": "x_new", "settings": [], "numbers": numbers}
     for name, (file, heading, columns) in tables.TABLES.items():
         if file in tables.PAIRS:
             both = [new | {"seeds": [seed]} for seed in (1, 2)]
             *_, row = tables.table(tables.rows(name, both), heading, columns).splitlines()
-            assert row.startswith("| new |"), name
+            assert row.startswith("| MoS ×4, K = 3 |"), name
             assert "none" not in row, name
