@@ -12,7 +12,7 @@ from lm.errors import DataError, StorageError
 from lm.language.config import DataConfig
 from lm.language.pieces import FilePiece, whole_file
 from lm.language.sources import is_spelled
-from lm.language.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split, unknown
+from lm.language.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split, unknown_ids
 from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.text.lines import InputLog
 from lm.text.tokenizers import StoredKind
@@ -38,7 +38,7 @@ def load_split(source: str, codec: Codec) -> TokenSplit:
     lines = read_tokens([piece], codec.tokenizer, InputLog("error", "lm prepare"))
     ids = np.concatenate([*id_chunks(lines, codec, seen)])
     add_ids(digest, ids)
-    outside = unknown(ids, codec) - seen.words[UNK]
+    outside = unknown_ids(ids, codec) - seen.words[UNK]
     return TokenSplit((ids,), digest.hexdigest(), seen.characters, outside)
 
 

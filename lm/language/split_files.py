@@ -178,10 +178,10 @@ def _outside(folder: Path, files: Sequence[NDArray[np.integer]], codec: Codec) -
         report: Any = read_json(folder.absolute().parent / REPORT_FILE)
         return int(report["splits"][folder.absolute().name]["oov_tokens"])
     except (StorageError, KeyError, TypeError, ValueError):
-        return sum(unknown(ids, codec) for ids in files)
+        return sum(unknown_ids(ids, codec) for ids in files)
 
 
-def unknown(ids: NDArray[np.integer], codec: Codec) -> int:
+def unknown_ids(ids: NDArray[np.integer], codec: Codec) -> int:
     """Number of ids that are ``<unk>``."""
     return int(np.count_nonzero(ids == codec.vocabulary.unk))
 
