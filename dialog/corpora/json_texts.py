@@ -33,9 +33,9 @@ def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
 
 
 def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
-    """Dialog of a question and its answer, after the earlier turns of a ``history``.
+    """Dialog of a question and its answer. The ``input`` of an instruction is appended to the question.
 
-    The ``input`` of an instruction is appended to the question. A ``context`` is dropped, since it may be a
+    A ``history`` is dropped, since the rows before mostly have its turns, and a ``context``, which may be a
     document.
     """
     pair = pair_of(value)
@@ -47,29 +47,14 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
     if pair[0].lower() == "instruction" and isinstance(question, str):
         more = next((text for key, text in value.items() if key.lower() == "input"), None)
         question = f"{question} {more}" if isinstance(more, str) else question
-    texts = [*_earlier(name, line, value, log), question, answer]
-    speakers = ("user", "assistant") if len(texts) % 2 == 0 else ("assistant", "user")  # the last one answers
-    turns = [RawUtterance(line, speakers[n % 2], join_lines(text)) for n, text in enumerate(texts)]
-    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
-
-
-def _earlier(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> list[str]:
-    """Texts of a ``history``: ``[[question, answer], …]`` or ``[text, …]``. Logs what is not read."""
-    texts: list[str] = []
     for key, found in value.items():
-        if not found or key.lower() not in ("history", "context"):
-            continue
-        if key.lower() == "context":
-            log.drop(name, line, "context beside a question", str(found))
-            continue
-        items: list[Any] = found if isinstance(found, list) else [None]
-        pairs = all(isinstance(item, list) and len(item) == 2 for item in items)
-        flat: list[Any] = [text for item in items for text in item] if pairs else items
-        if all(isinstance(text, str) for text in flat):
-            texts = flat
-        else:
-            log.drop(name, line, "history that is not a list of texts", str(found))
-    return texts
+        if found and key.lower() in ("history", "context"):
+            log.drop(name, line, f"{key.lower()} beside a question", str(found))
+    turns = [
+        RawUtterance(line, "user", join_lines(question)),
+        RawUtterance(line, "assistant", join_lines(answer)),
+    ]
+    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
 
 
 QUESTIONS = ObjectReader((), pair_dialog)  # {"question": "…", "answer": "…"}, keys as in PAIRS

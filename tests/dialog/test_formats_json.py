@@ -101,38 +101,26 @@ def test_turns_have_the_names_of_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["json", "parquet"])
-def test_the_history_of_a_question_is_read(ending: str, tmp_path: Path) -> None:
+def test_what_is_not_read_beside_a_question_is_counted(ending: str, tmp_path: Path) -> None:
     pair = {"question": "and then", "answer": "tea"}
-    for history, earlier in (
-        ([["why", "so"], ["how", "thus"]], ["user: why", "assistant: so", "user: how", "assistant: thus"]),
-        (["why", "so"], ["user: why", "assistant: so"]),
-        (["well"], ["assistant: well"]),
-        ([], []),
+    for row, reasons in (
+        ({"context": "A page about kettles."}, ["context beside a question"]),
+        ({"History": "why? so.", "context": None}, ["history beside a question"]),
+        ({"history": [["why", "so"]], "context": []}, ["history beside a question"]),
+        (
+            {"history": ["why", "so"], "context": ["x"]},
+            [f"{k} beside a question" for k in ("history", "context")],
+        ),
+        ({"history": [], "context": ""}, []),
     ):
         source = str(tmp_path / f"x.{ending}")
-        row = {"history": history, "context": None, **pair}
         if ending == "json":
-            write(tmp_path, "x.json", json.dumps(row))
+            write(tmp_path, "x.json", json.dumps(row | pair))
         else:
-            pq.write_table(pa.Table.from_pylist([row]), source)
+            pq.write_table(pa.Table.from_pylist([row | pair]), source)
         dialogs, log = read(source)
-        assert said(dialogs) == [[*earlier, "user: and then", "assistant: tea"]]
-        assert not log.dropped
-
-
-def test_what_is_not_read_beside_a_question_is_counted(tmp_path: Path) -> None:
-    pair = {"question": "and then", "answer": "tea"}
-    rows = [
-        {**pair, "context": "A page about kettles."},
-        {**pair, "History": "why? so.", "context": ["one", "two"]},
-        {**pair, "history": [{"who": "A"}, {"who": "B"}]},
-    ]
-    dialogs, log = read(write(tmp_path, "x.jsonl", "\n".join(map(json.dumps, rows))))
-    assert said(dialogs) == [["user: and then", "assistant: tea"]] * 3
-    context, history = "context beside a question", "history that is not a list of texts"
-    assert [(piece.line, piece.reason) for piece in log.dropped] == [
-        *((1, context), (2, history), (2, context), (3, history))
-    ]
+        assert said(dialogs) == [["user: and then", "assistant: tea"]]
+        assert [piece.reason for piece in log.dropped] == reasons
 
 
 @pytest.mark.parametrize(
