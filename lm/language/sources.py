@@ -193,6 +193,10 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
         )
     name = _choose(path, groups, options)
     files = groups[name]
+    for entry in sorted(path.iterdir()):
+        match = _NAME.fullmatch(entry.name)
+        if match and SPLIT_NAMES[match[2].lower()] not in files and _holds_records(entry, options):
+            raise _no_text(entry)
     if "train" not in files:
         found = ", ".join(file.name for file in files.values())
         raise DataError(f"{path}: has no train split, only {found}; add its file, named train.txt")

@@ -214,8 +214,11 @@ def test_records_are_no_text(suffix: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     located = locate(str(source), ReadOptions(format="text"))
     assert (located.format, list(located.splits)) == ("text", ["train", "valid", "test"])
-    for split in ("train", "valid", "test"):
+    for split in ("train", "valid"):
         (source / f"{split}.txt").write_text("a b\n")
+    with pytest.raises(DataError, match=f"test.{suffix}: holds records"):  # not cut from train
+        locate(str(source), ReadOptions())
+    (source / "test.txt").write_text("a b\n")
     assert {path.suffix for path in locate(str(source), ReadOptions()).files} == {".txt"}
 
 
