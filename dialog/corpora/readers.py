@@ -18,9 +18,11 @@ from dialog.utterance import Dialog, Utterance
 from lm.text.lines import InputLog, NumberedLine
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# a speaker of at most 40 characters and five words, and a text, which follows a full-width colon at once
+# a speaker of at most 40 characters and five words, and a text, which follows a full-width colon at once;
+# a colon between two digits is part of a time
 PREFIX = re.compile(
-    r"((?=[^:：]{1,40}[:：])[^\s:：]+(?:\s+[^\s:：]+){0,4})\s*(?::(?:\s+|$)|：\s*)(.*)", re.DOTALL
+    r"((?=[^:：]{1,40}[:：])[^\s:：]+(?:\s+[^\s:：]+){0,4})\s*(?::(?:\s+|$)|：(?!(?<=\d：)\d)\s*)(.*)",
+    re.DOTALL,
 )
 _SHORT = 20  # characters of a speaker that the first line alone may show
 UNNAMED: Any = object()  # id of a dialog that its file gives none
@@ -251,7 +253,8 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
     """Read one utterance per line, with a blank line between dialogs.
 
     If half of all lines have the form ``A: text``, or the first one with a short name, every line must.
-    Otherwise speakers A and B alternate by line number, so that a skipped line does not swap the speakers.
+    With a full-width colon, which sentences have too, over half of the lines must have the form. Otherwise
+    speakers A and B alternate by line number, so that a skipped line does not swap the speakers.
     """
     dialogs: list[Dialog] = []
     blank = 0  # number of the last blank line
@@ -262,9 +265,11 @@ def read_text(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[D
             numbered.append((blank, number, text, PREFIX.match(text.strip())))
         else:
             blank = number
-    matches = [match for *_, match in numbered]
-    alone = bool(matches and matches[0] and len(matches[0][1]) <= _SHORT)  # a longer one may be a sentence
-    prefixed = alone or 2 * sum(match is not None for match in matches) >= len(matches)
+    found = [match for *_, match in numbered if match]
+    narrow = [match for match in found if "：" not in match.string[: match.start(2)]]
+    # a longer speaker of the first line alone may be a sentence
+    alone = bool(narrow and narrow[0] is numbered[0][-1] and len(narrow[0][1]) <= _SHORT)
+    prefixed = alone or 2 * len(narrow) >= len(numbered) or 2 * len(found) > len(numbered)
     for index, (start, block) in enumerate(groupby(numbered, key=lambda item: item[0])):
         turns = []
         for _, number, text, match in block:

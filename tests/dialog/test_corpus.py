@@ -161,6 +161,26 @@ def test_speakers_of_plain_text_may_have_a_full_width_colon(form: str, tmp_path:
     assert said(load_dialogs(write(tmp_path, "x", lines))[0]) == turns, "by its content"
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["今天几点：十点", "好的"],
+        ["会议10：30开始", "好的"],
+        ["会议10：30开始", "明天9：15开始", "后天8：00开始"],
+        ["他说：好", "好的", "她说：不好", "为什么"],
+    ],
+)
+def test_a_full_width_colon_in_a_sentence_marks_no_speaker(lines: list[str], tmp_path: Path) -> None:
+    expected = [("AB"[n % 2], line) for n, line in enumerate(lines)]
+    assert said(load_dialogs(write(tmp_path, "x.txt", "\n".join(lines)))[0]) == expected
+
+
+def test_full_width_colons_of_over_half_of_the_lines_mark_speakers(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.txt", "小明：你好\n好的\n小红：你好")
+    assert "x.txt:2: no speaker" in refusal(source)
+    assert said(load_dialogs(source, on_bad_line="skip")[0]) == [("小明", "你好"), ("小红", "你好")]
+
+
 def test_a_folder_of_pipe_files_is_a_dialog_a_file(tmp_path: Path) -> None:
     for name in ("sw2", "sw1"):
         write(tmp_path, f"{name}.txt", "A|well | or not|sv\nB|right|b\n")
