@@ -18,8 +18,8 @@ _USUAL = {
     "speaker": "speaker author user username from sender name nick role who",
     "text": "text message body content utterance value msg",
     "act": "act dialogact dialogueact",
-    "utterances": "dialog dialogue utterances turns conversation conversations messages",  # a list of them
 }
+_LISTS = ("dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages")
 _ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
 _LONGEST = 4096  # characters of a header from which the dialect is detected
 KINDS = ("dialog", "speaker", "text")
@@ -51,32 +51,66 @@ class ReadOptions:
     act_column: str = "act"
 
 
+class UsualKeys(NamedTuple):
+    """Columns or keys with a common name for each kind, or None."""
+
+    dialog: str | None
+    speaker: str | None
+    text: str | None
+    act: str | None
+
+
 def usual(kind: str, columns: Iterable[Any]) -> str | None:
-    """Column or key with a common name for dialog, speaker, text, act or a list of utterances.
+    """Column or key with a common name for dialog, speaker, text or act.
 
     Case and punctuation do not count. The name ``kind`` comes before all others.
     """
-    return _usual(kind, tuple(columns))
+    found: str | None = getattr(usual_keys(tuple(columns)), kind)
+    return found
 
 
 @lru_cache(maxsize=1024)  # the objects of a JSON file have few sets of keys
-def _usual(kind: str, columns: tuple[Any, ...]) -> str | None:
-    if kind in columns:
-        return kind
-    known = {re.sub(r"[\W_]+", "", str(column)).lower(): str(column) for column in columns}
-    names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
-    return next((known[name] for name in names if name in known), None)
+def usual_keys(columns: tuple[Any, ...]) -> UsualKeys:
+    """Columns or keys of every kind, as :func:`usual` finds them."""
+    known = {_plain(column): str(column) for column in columns}
+    known |= {kind: kind for kind in UsualKeys._fields if kind in columns}
+
+    def find(kind: str) -> str | None:
+        names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
+        return next((known[name] for name in (kind, *names) if name in known), None)
+
+    return UsualKeys(*map(find, UsualKeys._fields))
 
 
-def value_of(kind: str, row: Mapping[str, Any]) -> Any:
-    """Value of a row or JSON object under the common name for ``kind``, or None."""
-    column = usual(kind, row)
-    return None if column is None else row[column]
+@lru_cache(maxsize=1024)
+def _plain(column: Any) -> str:
+    return re.sub(r"[\W_]+", "", str(column)).lower()
 
 
-def list_name(row: Mapping[str, Any]) -> str | None:
-    """Common name under which a row or JSON object has a list of utterances, or None."""
-    return usual("utterances", [column for column, value in row.items() if isinstance(value, list)])
+def is_list_name(column: Any) -> bool:
+    """True for the common names of a list of utterances."""
+    return _plain(column) in _LISTS
+
+
+def list_name(row: Mapping[str, Any], first: Sequence[str] = _LISTS) -> str | None:
+    """Column or key under which a row or JSON object has its list of utterances, or None.
+
+    The names ``first`` are tried in this order. Another common name must be the only one, or the only one
+    whose list has nothing except strings and objects.
+    """
+    lists = {
+        _plain(column): column
+        for column, value in row.items()
+        if isinstance(value, list) and is_list_name(column)
+    }
+    if found := next((lists[name] for name in first if name in lists), None):
+        return found
+    filled = [
+        column
+        for column in lists.values()
+        if len(lists) == 1 or (row[column] and all(isinstance(item, str | dict) for item in row[column]))
+    ]
+    return filled[0] if len(filled) == 1 else None
 
 
 def is_named(columns: Sequence[str]) -> bool:

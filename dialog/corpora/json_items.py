@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
 
@@ -34,7 +35,7 @@ def parse_object(name: str, line: NumberedLine, log: InputLog) -> dict[str, Any]
 
 
 def parse_objects(
-    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: Sequence[str] = ()
+    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array."""
     rest = iter(lines)
@@ -50,7 +51,7 @@ def parse_objects(
 
 
 def parse_lines(
-    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: Sequence[str] = ()
+    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line."""
     found = ((line[0], parse_object(name, line, log)) for line in lines if line[1].strip())
@@ -58,7 +59,7 @@ def parse_lines(
 
 
 def _with_keys(
-    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: Sequence[str]
+    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     seen = False
     for number, value in found:
@@ -67,8 +68,7 @@ def _with_keys(
         if not isinstance(value, dict):
             log.bad(name, number, "not a JSON object", "correct the item", excerpt=repr(value))
             continue
-        missing = [key for key in keys if _lacks(value, key)]
-        if missing:
+        if missing := _missing(tuple(value), keys):
             there, needed = ", ".join(map(str, value)), f"give every object the keys {', '.join(keys)}"
             alone = seen or log.on_bad_line == "skip" or _follows(found, keys)
             log.bad(name, number, f"no key {missing[0]}", needed, excerpt=f"found: {there}", alone=alone)
@@ -77,17 +77,19 @@ def _with_keys(
         yield number, value
 
 
-def _follows(found: Iterator[tuple[int, Any]], keys: Sequence[str]) -> bool:
+def _follows(found: Iterator[tuple[int, Any]], keys: tuple[str, ...]) -> bool:
     """True if one of the next objects has all keys. Takes them, so that an error has to follow."""
     with suppress(DataError):
         objects = (value for _, value in islice(found, _AHEAD) if isinstance(value, dict))
-        return any(not any(_lacks(value, key) for key in keys) for value in objects)
+        return any(not _missing(tuple(value), keys) for value in objects)
     return False
 
 
-def _lacks(value: dict[str, Any], key: str) -> bool:
-    """True if an object has neither the key nor, for dialog, speaker and text, a common name of it."""
-    return key not in value and (key not in KINDS or usual(key, value) is None)
+@lru_cache(maxsize=1024)  # the objects of a file have few sets of keys
+def _missing(columns: tuple[str, ...], keys: tuple[str, ...]) -> list[str]:
+    """Those of ``keys`` that an object lacks. Dialog, speaker and text may have a common name."""
+    lacked = (key for key in keys if key not in columns)
+    return [key for key in lacked if key not in KINDS or usual(key, columns) is None]
 
 
 def whole_text(lines: Iterable[NumberedLine]) -> str:

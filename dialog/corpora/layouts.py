@@ -1,11 +1,13 @@
 """Detection of a text file's format from its first lines."""
 
+import json
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from dialog.corpora.columns import dialect_of, fields_of, is_named, usual
+from dialog.corpora.columns import dialect_of, fields_of, is_list_name, is_named, usual
 from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
@@ -14,6 +16,7 @@ from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
 _LIST = re.compile(_KEY.pattern + r"\s*\[")
+_OPENING = re.compile(r"\s*(?:\{|\[\s*(?:\{|$))")  # of an object, or of an array of objects
 _MOST = 1 << 16  # approximate characters of a head
 
 
@@ -55,8 +58,16 @@ class FirstLines:
         return set(_LIST.findall(self._objects))
 
     @cached_property
+    def single(self) -> list[str]:
+        """Keys of the first JSON object that have no list; empty if its end is not among the lines."""
+        with suppress(ValueError, RecursionError):
+            value, _ = json.JSONDecoder().raw_decode(self._objects, self._objects.index("{"))
+            return [key for key, found in value.items() if not isinstance(found, list)]
+        return []
+
+    @cached_property
     def _objects(self) -> str:
-        if not self.first.lstrip().startswith(("{", "[")):
+        if not _OPENING.match(self.first):
             return ""
         whole = self.first.lstrip().startswith("{") and _KEY.search(self.first)
         return self.first if whole else "\n".join(self.lines)
@@ -69,6 +80,12 @@ class FirstLines:
 
 def _keys(*keys: str) -> Callable[[FirstLines], bool]:
     return lambda head: head.keys.issuperset(keys)
+
+
+def _dialogs(head: FirstLines) -> bool:
+    """True for a list of utterances. One beside a turn or a pair counts only if it is called so."""
+    named = any(map(is_list_name, head.lists))
+    return "utterances" in head.lists or (named and not (is_named(head.single) or pair_of(head.single)))
 
 
 def _irc(head: FirstLines) -> bool:
@@ -89,7 +106,7 @@ DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "messages": lambda head: (
         head.keys.issuperset(("messages", "content")) or head.keys.issuperset(("conversations", "value"))
     ),
-    "dialogs": lambda head: usual("utterances", head.lists) is not None,
+    "dialogs": _dialogs,
     "pairs": lambda head: pair_of(head.keys) is not None,
     "turns": lambda head: usual("text", head.keys) is not None,
     "irc": _irc,

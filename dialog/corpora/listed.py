@@ -4,10 +4,11 @@ The items of the list are strings, or objects such as ``{"speaker": "A", "text":
 ``{"role": "user", "content": "hello"}``, with the common names of columns.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
-from dialog.corpora.columns import ReadOptions, list_name, usual
+from dialog.corpora.columns import ReadOptions, list_name, usual_keys
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
@@ -15,21 +16,31 @@ from lm.text.lines import InputLog
 _MUTE = ("system", "developer", "tool", "function")  # roles outside the conversation
 
 
-def _object_dialog(name: str, line: int, value: dict[str, Any], log: InputLog) -> Dialog | None:
-    """Dialog of a JSON object with a list of utterances, and perhaps an id and a topic."""
-    key = list_name(value)
+def _object_dialog(
+    first: Sequence[str], name: str, line: int, value: dict[str, Any], log: InputLog
+) -> Dialog | None:
+    """Dialog of a JSON object with a list of utterances, ``first`` under these names.
+
+    Lists of speakers and acts are read beside a list of texts only. Other values have any meaning, except an
+    id and a topic.
+    """
+    key = list_name(value, first)
     if key is None:
-        remedy = 'give every object a list, as in {"utterances": […]}'
+        remedy = f'give every object one list, as in {{"{first[0]}": […]}}'
         log.bad(name, line, "no list of utterances", remedy, excerpt=f"found: {', '.join(map(str, value))}")
         return None
-    others = [other for other in value if other != key]
-    dialog, speaker, act = (usual(kind, others) or kind for kind in ("dialog", "speaker", "act"))
-    id = value.get("id", value.get(dialog, UNNAMED) if dialog in others else UNNAMED)
-    options = ReadOptions("auto", dialog, speaker, key, act)
-    return listed_dialog(name, line, value, options, log, id, value.get("topic"))
+    row = {key: value[key]}
+    if all(isinstance(item, str) for item in value[key]):
+        row |= {other: found for other, found in value.items() if isinstance(found, list)}
+    _, speaker, _, act = usual_keys(tuple(row))
+    options = ReadOptions("auto", "dialog", speaker or "speaker", key, act or "act")
+    topic = value.get("topic")
+    topic = str(topic) if isinstance(topic, str | int) else ""
+    return listed_dialog(name, line, row, options, log, value.get("id", UNNAMED), topic)
 
 
-OBJECTS = ObjectReader((), _object_dialog)  # {"id": …, "topic": …, "utterances": […]}
+OBJECTS = ObjectReader((), partial(_object_dialog, ("utterances",)))  # {"id": …, "utterances": […]}
+CHATS = ObjectReader((), partial(_object_dialog, ("messages", "conversations")))
 
 
 def listed_dialog(
@@ -59,20 +70,22 @@ def _turns(
 ) -> Iterator[RawUtterance]:
     items = row[options.text_column]
     speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
-    named = any(isinstance(item, dict) and _key("speaker", item, options) for item in items)
+    columns = (options.speaker_column, options.text_column, options.act_column)
+    named = any(isinstance(item, dict) and _item_keys(tuple(item), *columns).speaker for item in items)
     for index, item in enumerate(items):
-        text = item
+        text = item if isinstance(item, str) else None
         speaker = speakers[index] if isinstance(speakers, list) else None if named else "AB"[index % 2]
         act = acts[index] if isinstance(acts, list) else ""
         if isinstance(item, dict):
-            text = item.get(_key("text", item, options))
-            speaker = item.get(_key("speaker", item, options), speaker)
-            act = item.get(_key("act", item, options), act)
-            if item.keys() & {"role", "from"}:
-                text = _message_text(item.get("role", item.get("from")), text, name, line, log)
+            keys = _item_keys(tuple(item), *columns)
+            text = item.get(keys.text)
+            speaker = item.get(keys.speaker, speaker)
+            act = item.get(keys.act, act)
+            if keys.role:
+                text = _message_text(item[keys.role], text, name, line, log)
                 if text is None:
                     continue
-        if text is None or not isinstance(item, str | dict):
+        if text is None:
             problem = f"an item of {options.text_column} is not an utterance"
         elif speaker is None:
             problem = f"an item of {options.text_column} has no speaker"
@@ -82,12 +95,27 @@ def _turns(
         log.bad(name, line, problem, "correct the item", excerpt=repr(item))
 
 
-def _key(kind: str, item: Mapping[str, Any], options: ReadOptions) -> str | None:
-    """Key of an item for speaker, text or act: the column of that name, else a role, else a common name."""
-    column: str = getattr(options, f"{kind}_column")
-    if column in item:
-        return column
-    return "role" if kind == "speaker" and "role" in item else usual(kind, item)
+class _ItemKeys(NamedTuple):
+    """Keys of an item of a list, or None; ``role`` is that of a message of a chat."""
+
+    speaker: str | None
+    text: str | None
+    act: str | None
+    role: str | None
+
+
+@lru_cache(maxsize=1024)  # the items of a file have few sets of keys
+def _item_keys(keys: tuple[str, ...], speaker: str, text: str, act: str) -> _ItemKeys:
+    """Keys named ``speaker``, ``text`` and ``act``, else those of a chat, else common ones."""
+    usual = usual_keys(keys)
+    role = next((key for key in ("role", "from") if key in keys), None)
+    content = "content" if role and "content" in keys else usual.text
+    return _ItemKeys(
+        speaker if speaker in keys else role or usual.speaker,
+        text if text in keys else content,
+        act if act in keys else usual.act,
+        role,
+    )
 
 
 def _message_text(role: Any, content: Any, name: str, line: int, log: InputLog) -> Any:

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from dialog.corpora.columns import KINDS, value_of
+from dialog.corpora.columns import KINDS, usual_keys
 from dialog.corpora.json_items import parse_objects
 from dialog.utterance import Dialog, Utterance
 from lm.text.lines import InputLog, NumberedLine
@@ -205,14 +205,13 @@ def read_turns(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[
 
     The keys may have the common names of columns.
     """
-    turns = (
-        (
-            value_of("dialog", value),
-            RawUtterance(line, *(value_of(kind, value) for kind in ("speaker", "text", "act"))),
-        )
-        for line, value in parse_objects(lines, name, log, KINDS)
-    )
-    return group_turns(turns, name, log)
+
+    def turns() -> Iterable[tuple[Any, RawUtterance]]:
+        for line, value in parse_objects(lines, name, log, KINDS):
+            dialog, *others = (value[key] if key else None for key in usual_keys(tuple(value)))
+            yield dialog, RawUtterance(line, *others)
+
+    return group_turns(turns(), name, log)
 
 
 def read_tsv(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:

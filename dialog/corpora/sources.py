@@ -8,7 +8,7 @@ from dialog.corpora.columns import KINDS, ReadOptions
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
 from dialog.corpora.json_texts import QUESTIONS, read_telegram
 from dialog.corpora.layouts import FirstLines, detect
-from dialog.corpora.listed import OBJECTS
+from dialog.corpora.listed import CHATS, OBJECTS
 from dialog.corpora.logs import read_irc, read_srt, read_whatsapp
 from dialog.corpora.parquet import read_csv, read_dataset, read_parquet
 from dialog.corpora.prepared import is_prepared, read_split
@@ -26,7 +26,7 @@ from lm.text.lines import InputLog, NumberedLine, read_lines
 
 __all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
 
-OBJECT_READERS = {"zhao": ZHAO, "dialogs": OBJECTS, "messages": OBJECTS, "pairs": QUESTIONS}
+OBJECT_READERS = {"zhao": ZHAO, "dialogs": OBJECTS, "messages": CHATS, "pairs": QUESTIONS}
 TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[Dialog]]] = {
     **{name: reader.read for name, reader in OBJECT_READERS.items()},
     "turns": read_turns,

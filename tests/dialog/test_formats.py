@@ -128,6 +128,11 @@ def test_every_format_that_is_read_says_how_a_dialog_begins() -> None:
         ("c.jsonl", '{"dialog": ["x", "y"], "speaker": ["A"]}\n', r"c.jsonl:1: lists of different lengths"),
         (
             "c.jsonl",
+            '{"dialog": ["x", "y"], "turns": ["a", "b"]}\n',
+            r'no list of utterances .*; give every object one list, as in {"utterances": \[…\]}',
+        ),
+        (
+            "c.jsonl",
             '{"conv_id": 1, "message": "x"}\n',
             r"no key speaker \(found: conv_id, message\)",
         ),
@@ -174,6 +179,13 @@ def test_irc_logs_of_common_programs(form: str, tmp_path: Path) -> None:
     dialogs, log = read(source)
     assert said(dialogs) == [[f"{who}: {text}" for who, text in TALK]]
     assert not log.dropped
+
+
+@pytest.mark.parametrize("text", ['{"message": "x"}', '{"turns": ["x"]}', '{"utterances": ["x"]}'])
+def test_irc_may_quote_json(text: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "c.log", f"[12:34] <lea> {text}\n[12:35] <tom> ok\n")
+    assert detect_format(Path(source), InputLog()) == "irc"
+    assert said(read(source)[0]) == [[f"lea: {text}", "tom: ok"]]
 
 
 def test_irc_events_actions_and_nights(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_chats_with_assistants(tmp_path: Path) -> None:
         ({"dialog": ["hi", "hello"]}, "dialogs", "x:0", ["A: hi", "B: hello"]),
         ({"utterances": ["hi", "hello"], "id": "7"}, "dialogs", "7", ["A: hi", "B: hello"]),
         (
-            {"dialog_id": 7, "dialog": ["hi", "hello"], "speaker": ["Tom", "Lea"], "act": [1, 2]},
+            {"id": 7, "dialog": ["hi", "hello"], "speaker": ["Tom", "Lea"], "act": [1, 2], "user": "u"},
             *("dialogs", "7", ["Tom: hi", "Lea: hello"]),
         ),
         (
@@ -86,6 +86,55 @@ def test_lists_of_utterances_have_any_of_the_known_names(
         assert detect_format(Path(source), InputLog()) == format
         dialogs, _ = read(source)
         assert (dialogs[0].id, said(dialogs)) == (id, [expected])
+
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
+SHARED = [{"from": "user", "value": "hi"}, {"from": "bot", "value": "hello"}]
+SPOKEN = [{"speaker": "user", "text": "hi"}, {"speaker": "bot", "text": "hello"}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": CHAT, "conversation": ["x", "y"]},
+        {"messages": CHAT, "turns": [1, 2], "conversations": ["x", "y"]},
+        {"conversations": SHARED, "turns": []},
+        {"utterances": SPOKEN, "dialog": ["x", "y"], "messages": ["x", "y"]},
+        {"dialog": SPOKEN, "turns": [1, 2], "messages": []},
+        {"messages": CHAT, "session": "s"},
+        {"messages": CHAT, "thread_id": None, "dialog_id": 1.5},
+        {"utterances": SPOKEN, "conversation_id": ["x"]},
+        {"messages": CHAT, "user": ["u"], "act": ["a"], "topic": ["t"]},
+        {"messages": [message | {"name": "x"} for message in CHAT], "name": "y"},
+        {"messages": [message | {"text": None, "message": "x"} for message in CHAT]},
+    ],
+)
+def test_other_keys_beside_the_list_of_utterances_do_not_count(value: dict[str, Any], tmp_path: Path) -> None:
+    dialogs, log = read(write(tmp_path, "x.jsonl", "\n".join([json.dumps(value)] * 2)))
+    assert [dialog.id for dialog in dialogs] == ["x:0", "x:1"]
+    assert said(dialogs) == [["user: hi", "bot: hello"]] * 2
+    assert not log.dropped
+
+
+@pytest.mark.parametrize("others", [{"turns": [1]}, {"conversation": []}, {"dialogue": ["x", "y"]}])
+def test_turns_and_pairs_may_have_lists_beside_them(others: dict[str, Any], tmp_path: Path) -> None:
+    turns = [{"dialog": "1", "speaker": who, "text": "hi"} | others for who in "AB"]
+    pairs = [{"question": "why", "answer": "so"} | others]
+    for format, rows, expected in (
+        ("turns", turns, ["A: hi", "B: hi"]),
+        ("pairs", pairs, ["user: why", "assistant: so"]),
+    ):
+        for text in ("\n".join(map(json.dumps, rows)), json.dumps(rows, indent=1)):
+            source = write(tmp_path, "x.json", text)
+            assert detect_format(Path(source), InputLog()) == format
+            assert said(read(source)[0]) == [expected]
+
+
+def test_a_list_is_found_beside_what_is_no_whole_turn(tmp_path: Path) -> None:
+    value = {"conversation_id": 1, "text": "a greeting", "turns": SPOKEN}
+    source = write(tmp_path, "x.jsonl", json.dumps(value))
+    assert detect_format(Path(source), InputLog()) == "dialogs"
+    assert said(read(source)[0]) == [["user: hi", "bot: hello"]]
 
 
 def test_turns_have_the_names_of_columns(tmp_path: Path) -> None:
