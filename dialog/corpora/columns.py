@@ -73,11 +73,10 @@ def usual(kind: str, columns: Iterable[Any]) -> str | None:
 def usual_keys(columns: tuple[Any, ...]) -> UsualKeys:
     """Columns or keys of every kind, as :func:`usual` finds them."""
     known = {_plain(column): str(column) for column in columns}
-    known |= {kind: kind for kind in UsualKeys._fields if kind in columns}
 
     def find(kind: str) -> str | None:
         names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
-        return next((known[name] for name in (kind, *names) if name in known), None)
+        return kind if kind in columns else next((known[name] for name in names if name in known), None)
 
     return UsualKeys(*map(find, UsualKeys._fields))
 
