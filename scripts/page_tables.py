@@ -110,6 +110,7 @@ LEADS = {  # heading by file
     "switchboard_bleu": "5,000",
 }
 TRIALS = {  # files by heading of a training of seed 1, by table
+    "ptb_trials, full": {"dropout .2": "ptb_small", "dropout .1": "ptb_small_dropout1"},
     "switchboard_trials, full": {
         "rate .003, dropout .2": "switchboard_bleu",
         "rate .006": "switchboard_bleu_lr6",
