@@ -232,7 +232,7 @@ def train(
     from lm.runs.run import refuse_foreign
 
     refuse_foreign(folder)
-    own = own_data(data, folder)
+    own = own_data(data, folder, first.config.data)
     if own.note:
         typer.echo(own.note, err=True)
     if own.prepared and not own.prepared.unchanged:

@@ -25,9 +25,13 @@ _VARIED = ("model", "true response")  # systems whose variety is shown
 
 
 def prepared_tables(report: Mapping[str, Any]) -> list[Table | str]:
-    """A row for each split, and the dropped lines."""
-    columns = ("dialogs", "utterances", "contexts", "tokens", "oov_rate")
-    tables = preparation_tables(report, columns, f"{report['vocabulary_size']:,} words in the vocabulary")
+    """A row for each split, and the dropped lines. Tokens and vocabulary if the report has them."""
+    columns = ["dialogs", "utterances", "contexts"]
+    words = ""
+    if "vocabulary_size" in report:
+        columns += ["tokens", "oov_rate"]
+        words = f"{report['vocabulary_size']:,} words in the vocabulary"
+    tables = preparation_tables(report, columns, words)
     return [*tables, *report.get("notes", ())]
 
 

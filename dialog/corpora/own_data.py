@@ -5,6 +5,7 @@ folder may be moved.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,14 +34,15 @@ class OwnData(NamedTuple):
     note: str = ""
 
 
-def own_data(source: str | None, run: Path) -> OwnData:
+def own_data(source: str | None, run: Path, data: DataConfig) -> OwnData:
     """Return the data settings of ``train --data source``.
 
-    ``RUN/corpus`` is prepared unless the run has begun. The corpus of a run that has begun is verified, and
-    compared with ``source`` if that is given and exists. Without ``source``, a run without a corpus gets no
-    settings. A folder that ``dialog prepare`` wrote is used directly. Raises DataError if the source is
-    unreadable or differs from that of the begun run. Raises StorageError if the corpus is damaged. Otherwise
-    raises as :func:`dialog.corpora.prepare.prepare`.
+    ``RUN/corpus`` is prepared unless the run has begun; its report counts tokens with the tokenizer of
+    ``data``. The corpus of a run that has begun is verified, and compared with ``source`` if that is given
+    and exists. Without ``source``, a run without a corpus gets no settings. A folder that ``dialog prepare``
+    wrote is used directly. Raises DataError if the source is unreadable or differs from that of the begun
+    run. Raises StorageError if the corpus is damaged. Otherwise raises as
+    :func:`dialog.corpora.prepare.prepare`.
     """
     corpus = run / CORPUS
     began = saved_settings(run)
@@ -62,9 +64,13 @@ def own_data(source: str | None, run: Path) -> OwnData:
             f"{run}: began without --data, or lost its {CORPUS}; omit --data, restore the "
             f"corpus from a copy, or {_ELSEWHERE}"
         )
-    return OwnData(
-        [f"data.{split}={corpus / split}" for split in SPLITS], prepare(source, corpus, OWN_OPTIONS)
+    options = replace(
+        OWN_OPTIONS,
+        tokenizer=None if data.tokenizer == "hf" else data.tokenizer,  # which would load transformers
+        lowercase=data.lowercase,
+        vocab_size=data.vocab_size,
     )
+    return OwnData([f"data.{split}={corpus / split}" for split in SPLITS], prepare(source, corpus, options))
 
 
 def in_run(run: Path, data: DataConfig) -> DataConfig:

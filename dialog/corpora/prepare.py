@@ -51,7 +51,7 @@ class PrepareOptions:
     """Options of reading, of splitting an unsplit source, and of token counts in the report.
 
     ``valid_fraction`` and ``test_fraction`` are shares of the dialogs, drawn with ``seed``, for splits that
-    the source lacks. 0 = no such split.
+    the source lacks. 0 = no such split. Without a ``tokenizer`` the report has no token counts.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -59,7 +59,7 @@ class PrepareOptions:
     valid_fraction: float = 0.05
     test_fraction: float = 0.05
     seed: int = 1
-    tokenizer: TokenizerKind = "wordpunct"
+    tokenizer: TokenizerKind | None = "wordpunct"
     lowercase: bool = True
     vocab_size: int = 10_000
 
@@ -209,16 +209,21 @@ def _too_few(total: int, fractions: Sequence[float], format: str, log: InputLog)
 def _report(
     format: str, splits: Mapping[str, Sequence[Dialog]], log: InputLog, options: PrepareOptions
 ) -> dict[str, Any]:
-    codec = train_codec(
-        splits["train"], options.tokenizer, vocab_size=options.vocab_size, lowercase=options.lowercase
-    )
-    described = {split: _describe(dialogs, codec) for split, dialogs in splits.items()}
+    described = {split: _describe(dialogs) for split, dialogs in splits.items()}
+    words: dict[str, Any] = {}
+    notes = _shared(splits)
+    if kind := options.tokenizer:
+        size, lowercase = options.vocab_size, options.lowercase
+        codec = train_codec(splits["train"], kind, vocab_size=size, lowercase=lowercase)
+        words = {"tokenizer": kind, "vocabulary_size": len(codec.vocabulary)}
+        for split, dialogs in splits.items():
+            described[split] |= _count_tokens(dialogs, codec)
+        notes += _unknown(described, kind)
     return {
         "format": format,
-        "tokenizer": options.tokenizer,
-        "vocabulary_size": len(codec.vocabulary),
+        **words,
         "splits": described,
-        "notes": [*_shared(splits), *_unknown(described)],
+        "notes": notes,
         "dropped": dict(Counter(piece.reason for piece in log.dropped).most_common()),
     }
 
@@ -236,30 +241,39 @@ def _shared(splits: Mapping[str, Sequence[Dialog]]) -> list[str]:
     ]
 
 
-def _unknown(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _unknown(described: Mapping[str, Mapping[str, Any]], kind: TokenizerKind) -> list[str]:
     """Warnings about splits with more unknown than known tokens, such as those in another language."""
+    blanks = kind in ("wordpunct", "whitespace")
+    other = "; text without blanks between words needs --tokenizer char, or data.tokenizer=char in a run"
     return [
         f"warning: {counts['oov_rate']:.0%} of the tokens of {split} are not in the vocabulary of train; "
-        "check its language and encoding"
+        f"check its language and encoding{other if blanks else ''}"
         for split, counts in described.items()
         if split != "train" and counts["oov_rate"] > 0.5
     ]
 
 
-def _describe(dialogs: Sequence[Dialog], codec: Codec) -> dict[str, Any]:
+def _describe(dialogs: Sequence[Dialog]) -> dict[str, Any]:
     """Counts of one split. ``contexts`` counts examples: all utterances except the last of each dialog."""
+    utterances = sum(len(dialog.utterances) for dialog in dialogs)
+    return {
+        "dialogs": len(dialogs),
+        "utterances": utterances,
+        "contexts": utterances - len(dialogs),
+        "topics": dict(Counter(dialog.topic for dialog in dialogs).most_common()),
+    }
+
+
+def _count_tokens(dialogs: Sequence[Dialog], codec: Codec) -> dict[str, Any]:
+    """Counts of the tokens of one split, and its histogram of tokens per utterance."""
     encoded = [codec.encode(utterance.text) for dialog in dialogs for utterance in dialog.utterances]
     tokens = sum(map(len, encoded))
     (unk,) = codec.vocabulary.ids([UNK])
     unknown = sum(ids.count(unk) for ids in encoded)
     lengths = Counter(map(len, encoded))
     return {
-        "dialogs": len(dialogs),
-        "utterances": len(encoded),
-        "contexts": len(encoded) - len(dialogs),
         "tokens": tokens,
         "unknown_tokens": unknown,
         "oov_rate": unknown / max(1, tokens),
         "length_histogram": {str(length): lengths[length] for length in sorted(lengths)},
-        "topics": dict(Counter(dialog.topic for dialog in dialogs).most_common()),
     }

@@ -30,7 +30,8 @@ def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words:
         for split, counts in report["splits"].items()
     ]
     left_out = "; ".join(f"{count:,} × {reason}" for reason, count in report["dropped"].items())
-    return [Table(f"Read as {report['format']}", rows), f"{words}; left out: {left_out or 'nothing'}"]
+    said = "; ".join(filter(None, [words, f"left out: {left_out or 'nothing'}"]))
+    return [Table(f"Read as {report['format']}", rows), said]
 
 
 def description_tables(description: Mapping[str, Any]) -> list[Table | str]:

@@ -12,9 +12,10 @@ import pytest
 
 from dialog.batches import list_examples
 from dialog.cli import main
-from dialog.config import DialogConfig
-from dialog.corpora.own_data import OWN_OPTIONS
+from dialog.config import DataConfig, DialogConfig
+from dialog.corpora.own_data import OWN_OPTIONS, own_data
 from dialog.corpora.prepare import PrepareOptions
+from dialog.tables import prepared_tables
 from dialog.utterance import Dialog, Utterance
 from lm.cli import main as lm_main
 from lm.config.load import load_config
@@ -94,9 +95,29 @@ def test_a_split_of_unknown_words_is_told(in_tmp: Path, dialog: Callable[..., Ou
     assert code == 0
     warnings = [line for line in out.splitlines() if line.startswith("warning") and "vocabulary" in line]
     assert len(warnings) == 1
-    assert warnings[0].startswith(
-        "warning: 100% of the tokens of valid are not in the vocabulary of train; check"
+    assert warnings[0] == (
+        "warning: 100% of the tokens of valid are not in the vocabulary of train; check its language and"
+        " encoding; text without blanks between words needs --tokenizer char, or data.tokenizer=char in a run"
     )
+    Path("in/valid.txt").write_text("A: 你好\nB: 再见\n")
+    code, out, _ = dialog("prepare", "in", "--out", "p", "--tokenizer", "char")
+    assert "check its language and encoding\n" in out, "char is not named again"
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "wordpunct", "hf"])
+def test_the_report_of_a_run_has_its_tokenizer(tokenizer: str, in_tmp: Path) -> None:
+    said = [f"小明：{'一二三四'[n:]}\n小红：{'四三二一'[n:]}" for n in range(4)]
+    Path("zh.txt").write_text("\n\n".join(said))
+    data = DataConfig.model_validate({"tokenizer": tokenizer, "vocab_size": 9, "lowercase": False})
+    prepared = own_data("zh.txt", Path("r"), data).prepared
+    assert prepared is not None
+    report = prepared.report
+    line = prepared_tables(report)[1]
+    if tokenizer == "hf":
+        assert ("tokenizer" in report, report["notes"], line) == (False, [], "left out: nothing")
+    else:
+        assert (report["tokenizer"], report["vocabulary_size"]) == (tokenizer, 9)
+        assert any("not in the vocabulary" in note for note in report["notes"]) == (tokenizer == "wordpunct")
 
 
 def test_the_help_lists_the_formats(dialog: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
