@@ -9,10 +9,12 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from dialog.corpora.columns import ReadOptions, list_name, usual_keys
+from dialog.corpora.formats import PAGE
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
+_ITEM = f"give it the keys speaker and text, or names as in {PAGE}"
 _MUTE = ("system", "developer", "tool", "function")  # roles outside the conversation
 
 
@@ -92,7 +94,7 @@ def _turns(
         else:
             yield RawUtterance(line, speaker, text, act)
             continue
-        log.bad(name, line, problem, "correct the item", excerpt=repr(item))
+        log.bad(name, line, problem, _ITEM, excerpt=repr(item))
 
 
 class _ItemKeys(NamedTuple):

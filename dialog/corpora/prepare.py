@@ -33,11 +33,11 @@ from dialog.corpora.pieces import (
     stored_chunks,
 )
 from dialog.corpora.prepared import write_split
-from dialog.corpora.sources import Located, locate, require_dialogs, skipped
+from dialog.corpora.sources import Located, locate, require_dialogs
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
-from lm.text.lines import InputLog, OnBadLine
+from lm.text.lines import InputLog, OnBadLine, skipped
 from lm.text.parts import PartOf, part_of
 from lm.text.prepared_folder import Prepared, hash_inputs, require_fractions
 from lm.text.prepared_parts import Found, Preparation, prepare_whole
@@ -200,8 +200,9 @@ def _too_few(total: int, fractions: Sequence[float], format: str, log: InputLog)
     """Error message for a source with too few dialogs for its splits, with the number that suffices."""
     least = next(n for n in count(1) if sum(_size(n, fraction) for fraction in fractions) < n)
     dialogs = "1 dialog is" if total == 1 else f"{total} dialogs are"
+    after = f" {lost}" if (lost := skipped(log.dropped)) else ""
     return (
-        f"{dialogs} too few to split{skipped(log)}; at least {least} are needed;"
+        f"{dialogs} too few to split{after}; at least {least} are needed;"
         f" {beginning_of_dialogs(format)}, so add more, or name a folder with files train, valid and test"
     )
 

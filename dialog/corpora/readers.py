@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dialog.corpora.columns import KINDS, usual_keys
 from dialog.corpora.json_items import parse_objects
 from dialog.utterance import Dialog, Utterance
-from lm.text.lines import InputLog, NumberedLine
+from lm.text.lines import InputLog, NumberedLine, skipped
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # a speaker of at most 40 characters and five words, and a text, which follows a full-width colon at once;
@@ -40,13 +40,16 @@ class RawUtterance(NamedTuple):
 
 
 def _string(value: Any, what: str) -> str:
-    """Convert a field to a stripped string. Raises ValueError if it is not a string or cannot be stored."""
+    """Convert a field to a stripped string.
+
+    Raises ValueError, with the reason and the value, if it is not a string or cannot be stored.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise ValueError(f"{what} is not a string")
+        raise ValueError(f"{what} is not a string", value)
     if "\0" in value or (not value.isascii() and _SURROGATE.search(value)):
-        raise ValueError(f"{what} contains a NUL or half a surrogate pair")
+        raise ValueError(f"{what} contains a NUL or half a surrogate pair", value)
     return value.strip()
 
 
@@ -63,26 +66,29 @@ def make_dialog(
     Returns None, and logs it, if fewer than two utterances remain.
     """
     utterances: list[Utterance] = []
-    last = line
+    last, before = line, len(log.dropped)
     for turn in turns:
         last = turn.line
         try:
             speaker, text = _string(turn.speaker, "speaker"), _string(turn.text, "text")
             act = "" if turn.act is None else _string(turn.act, "act")
             if not speaker or not text:
-                raise ValueError("no speaker" if text else "empty utterance")
+                raise ValueError("no speaker" if text else "empty utterance", turn.text)
         except ValueError as error:
-            log.bad(name, turn.line, str(error), "correct the utterance", excerpt=repr(turn.text))
+            reason, value = error.args
+            log.bad(name, turn.line, reason, "correct the utterance", excerpt=repr(value))
             continue
         utterances.append(Utterance(speaker, text, act))
     try:
         id, topic = "" if id is UNNAMED else _string(id, "dialog id"), "" if topic is None else _text(topic)
     except ValueError as error:
-        log.bad(name, line, str(error), "correct the dialog", excerpt=repr(id))
+        reason, value = error.args
+        log.bad(name, line, reason, "correct the dialog", excerpt=repr(value))
         return None
     if len(utterances) < 2:
         kind = "dialog of one utterance" if utterances else "dialog without utterances"
-        log.bad(name, last, kind, "a response needs an utterance before it; add one", excerpt=id)
+        excerpt = skipped(log.dropped[before:]) or id
+        log.bad(name, last, kind, "a response needs an utterance before it; add one", excerpt=excerpt)
         return None
     return Dialog(id, topic, tuple(utterances))
 
@@ -163,7 +169,7 @@ def _zhao_dialog(name: str, line: int, value: dict[str, Any], log: InputLog) -> 
     for item in items:
         made = _zhao_turn(line, item)
         if made is None:
-            problem, remedy = "an item of utts is not an utterance", "correct the item"
+            problem, remedy = "an item of utts is not an utterance", "write [speaker, text, [act]]"
             log.bad(name, line, problem, remedy, excerpt=repr(item))
         else:
             turns.append(made)
@@ -193,7 +199,8 @@ def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: Input
         try:
             id = _string(key, "dialog id")
         except ValueError as error:
-            log.bad(name, turn.line, str(error), "correct the turn", excerpt=repr(key))
+            reason, value = error.args
+            log.bad(name, turn.line, reason, "correct the turn", excerpt=repr(value))
             continue
         grouped.setdefault(id, []).append(turn)
     made = (make_dialog(name, turns[0].line, id, "", turns, log) for id, turns in grouped.items())

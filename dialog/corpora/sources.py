@@ -22,7 +22,7 @@ from lm.config.places import wrong_kind
 from lm.disk.regular import open_regular
 from lm.errors import ConfigError, DataError, require, visible
 from lm.text.hub import HUB
-from lm.text.lines import InputLog, NumberedLine, read_lines
+from lm.text.lines import InputLog, NumberedLine, read_lines, skipped
 
 __all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
 
@@ -198,17 +198,8 @@ def require_dialogs(source: str, splits: Mapping[str, Sequence[Dialog]], log: In
     for split, dialogs in splits.items():
         if not dialogs:
             what = f" {split} split of" if split else ""
-            raise DataError(f"{source}: no dialog in the{what} source{skipped(log)}; check its format")
-
-
-def skipped(log: InputLog) -> str:
-    """Number of dropped pieces, and the first with its reason, as a part of a message."""
-    if not log.dropped:
-        return ""
-    first, count = log.dropped[0], len(log.dropped)
-    found = f" ({visible(first.excerpt)})" if first.excerpt else ""
-    pieces = "one dropped piece" if count == 1 else f"{count:,} dropped pieces, the first"
-    return f" after {pieces} in line {first.line:,}: {first.reason}{found}"
+            after = f" {lost}" if (lost := skipped(log.dropped)) else ""
+            raise DataError(f"{source}: no dialog in the{what} source{after}; check its format")
 
 
 def read_splits(located: Located, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:

@@ -1,7 +1,7 @@
 """Strict, memory-bounded reading of text files, and the policy for bad input (``--on-bad-line``)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
@@ -35,6 +35,16 @@ class Dropped:
     line: int
     reason: str
     excerpt: str = ""
+
+
+def skipped(dropped: Sequence[Dropped]) -> str:
+    """Number of dropped pieces, and the first with its reason, as a part of a message; empty without any."""
+    if not dropped:
+        return ""
+    first, count = dropped[0], len(dropped)
+    found = f" ({visible(first.excerpt)})" if first.excerpt else ""
+    pieces = "one dropped piece" if count == 1 else f"{count:,} dropped pieces, the first"
+    return f"after {pieces} in line {first.line:,}: {first.reason}{found}"
 
 
 class InputLog:

@@ -117,7 +117,7 @@ def test_every_format_that_is_read_says_how_a_dialog_begins() -> None:
         (
             "c.jsonl",
             '{"messages": [{"role": "user", "content": "x"}, {"content": "y"}]}\n',
-            r"c.jsonl:1: an item of messages has no speaker \({'content': 'y'}\); correct the item",
+            r"c.jsonl:1: an item of messages has no speaker \({'content': 'y'}\); give it the keys",
         ),
         (
             "c.jsonl",

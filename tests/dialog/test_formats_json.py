@@ -137,6 +137,37 @@ def test_a_list_is_found_beside_what_is_no_whole_turn(tmp_path: Path) -> None:
     assert said(read(source)[0]) == [["user: hi", "bot: hello"]]
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"messages": [{"role": "system", "content": "be brief"}]},
+            "dialog without utterances (after one dropped piece in line 1: system or tool message); a",
+        ),
+        (
+            {"id": "7", "messages": [{"role": role, "content": "x"} for role in ("system", "tool", "user")]},
+            "dialog of one utterance (after 2 dropped pieces, the first in line 1: system or tool message)",
+        ),
+        ({"id": "7", "messages": []}, "dialog without utterances (7); a response"),
+        (
+            {"utterances": [{"whose": "A", "said": "x"}]},
+            "an item of utterances is not an utterance ({'whose': 'A', 'said': 'x'}); "
+            "give it the keys speaker and text, or names as in docs/data.md",
+        ),
+        (
+            {"messages": [{"author": {"name": "A"}, "content": "is it raining"}]},
+            "speaker is not a string ({'name': 'A'}); correct the utterance",
+        ),
+        (
+            {"id": "7", "topic": 3, "utts": [["A", "x", []]]},
+            "an item of utts is not an utterance (['A', 'x', []]); write [speaker, text, [act]]",
+        ),
+    ],
+)
+def test_refused_objects_name_the_cause(value: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert f"x.jsonl:1: {message}" in refusal(write(tmp_path, "x.jsonl", json.dumps(value)))
+
+
 def test_turns_have_the_names_of_columns(tmp_path: Path) -> None:
     rows = [
         {"conversation_id": 17, "author": who, "message": f"hi {who}", "dialog_act": "fp"} for who in "ab"
