@@ -5,13 +5,15 @@ folder may be moved.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from dialog.config import DataConfig
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.prepare import PrepareOptions, dataset_inputs, prepare
+from dialog.corpora.prepare import DialogPreparation, PrepareOptions, dataset_inputs, prepare
 from dialog.corpora.sources import locate, read_located
 from lm.config.named_data import SPLITS
 from lm.disk.storage import read_json
@@ -34,6 +36,18 @@ class OwnData(NamedTuple):
     note: str = ""
 
 
+@contextmanager
+def _then_train() -> Iterator[None]:
+    """Add the way back to training to errors whose remedy is an option of ``dialog prepare``."""
+    try:
+        yield
+    except DataError as error:
+        if f"`{DialogPreparation.command} …" not in str(error):
+            raise
+        raise DataError(f"{error}; then name the folder that it writes with --data") from error
+
+
+@_then_train()
 def own_data(source: str | None, run: Path, data: DataConfig) -> OwnData:
     """Return the data settings of ``train --data source``.
 

@@ -184,6 +184,31 @@ def test_train_on_ones_own_file(in_tmp: Path, dialog: Callable[..., Outcome]) ->
     assert dialog(*command, "--run", "runs/new", "--set", "train.max_steps=2")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("x.jsonl", '{"utterances": ["x"]}\n', ("--on-bad-line", "skip")),
+        ("x.dat", "what\nis\nit\n", ("--format", "text")),
+        ("x.csv", "dialog,speaker,said\n", ("--text-column", "said")),
+    ],
+)
+def test_refused_input_is_prepared_and_then_trained_on(
+    name: str, content: str, options: tuple[str, ...], in_tmp: Path, dialog: Callable[..., Outcome]
+) -> None:
+    good = {
+        "x.jsonl": '{"utterances": ["x", "y"]}\n' * 9,
+        "x.dat": "\nx\ny\n" * 8,
+        "x.csv": "".join(f"{n},A,x\n{n},B,y\n" for n in range(9)),
+    }
+    Path(name).write_text(content + good[name])
+    code, _, err = dialog("train", "own_small", "--data", name, *BRIEF)
+    assert (code, err.count("\n")) == (DataError.exit_code, 1)
+    assert f"`dialog prepare … {options[0]}" in err
+    assert err.endswith("; then name the folder that it writes with --data\n")
+    assert dialog("prepare", name, "--out", "p", *options)[0] == 0
+    assert own_data("p", Path("runs/new"), DataConfig()).settings[0] == "data.train=p/train"
+
+
 def test_a_folder_that_is_no_run_stays_as_it_is(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
     Path("talk.txt").write_text(chat(20))
     Path("other").mkdir()
