@@ -5,11 +5,12 @@ Columns of tables are found by option or by a common name, keys of JSON objects 
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from lm.config.suggest import did_you_mean
 from lm.errors import DataError, visible
 from lm.text.lines import InputLog, NumberedLine
 
@@ -141,6 +142,14 @@ def no_column(name: str, kind: str, column: str, columns: Iterable[Any]) -> str:
     """Error message for a table without a column, with the command whose option names another one."""
     there = visible(", ".join(map(str, columns))[:500])
     return f"{name}: no column {column}; name one with `dialog prepare … --{kind}-column`: {there}"
+
+
+def require_columns(source: str, columns: Collection[str], options: ReadOptions) -> None:
+    """Raise DataError for a column that the options name, but that is not among those of all tables."""
+    for kind in (*KINDS, "act"):
+        column = getattr(options, f"{kind}_column")
+        if columns and column not in (kind, *columns):
+            raise DataError(f"{no_column(source, kind, column, columns)}{did_you_mean(column, columns)}")
 
 
 def dialect_of(header: str) -> Dialect:

@@ -2,11 +2,21 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dialog.corpora.columns import KINDS, ReadOptions, dialect_of, find_columns, no_column, records, usual
+from dialog.corpora.columns import (
+    KINDS,
+    ReadOptions,
+    dialect_of,
+    find_columns,
+    no_column,
+    records,
+    require_columns,
+    usual,
+)
 from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
@@ -16,35 +26,59 @@ from lm.config.named_data import SPLIT_NAMES
 from lm.disk.regular import open_regular
 from lm.errors import DataError, brief, visible
 from lm.text.hub import load_tables
-from lm.text.lines import InputLog, NumberedLine
+from lm.text.lines import InputLog, NumberedLine, read_lines
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ParquetRow = dict[str, Any]
-_EXCEL = re.compile("sep=(.)", re.IGNORECASE)  # first line of a file, with the delimiter
+_SHOWN = 40  # characters of a first line of Excel
+_EXCEL = re.compile('"?sep=(.*?)"?', re.IGNORECASE)  # first line of a file, with the delimiter
 
 
 def read_csv(lines: Iterable[NumberedLine], name: str, options: ReadOptions, log: InputLog) -> list[Dialog]:
     """Read a CSV file with a header. A row is an utterance, a question with its answer, or a ranked response.
 
+    Line breaks in a text become spaces. Raises DataError, listing the columns, if the dialog, speaker or text
+    column is missing.
+    """
+    start, header, rows = _open_csv(lines, name, options, log)
+    if not header:
+        return []
+    if is_ranking(header):
+        return ranking_dialogs(chain([(start, header)], rows), name, log)  # a ranking may lack a header
+    named = _named_rows(rows, name, header, log)
+    return _read_rows(named, name, Path(name).stem, options, log, header)
+
+
+def _open_csv(
+    lines: Iterable[NumberedLine], name: str, options: ReadOptions, log: InputLog
+) -> tuple[int, list[str], Iterator[tuple[int, list[str]]]]:
+    """Line number and columns of the header of a CSV file, and its other records. No columns without text.
+
     Delimiter and quote character are detected from the header, or the delimiter is that of Excel's first line
-    ``sep=;``. Line breaks in a text become spaces. Raises DataError, listing the columns, if the dialog,
-    speaker or text column is missing.
+    ``sep=;``. Raises DataError for a header that is none, and for a first line of Excel without a delimiter.
     """
     rest = iter(lines)
     filled = (line for line in rest if line[1].strip())
     first = next(filled, None)
     stated = _EXCEL.fullmatch(first[1]) if first else None
+    if first and stated and len(stated[1]) != 1:
+        raise DataError(
+            f"{name}:{first[0]}: {visible(first[1][:_SHOWN])} names no single delimiter; write one character "
+            "after sep=, or remove the line"
+        )
     first = next(filled, None) if stated else first
     if first is None:
-        return []
+        return 0, [], iter(())
     dialect = dialect_of(first[1])
     dialect = dialect._replace(delimiter=stated[1]) if stated else dialect
     rows = records(chain([first], rest), name, log, dialect)
     start, header = next(rows, (0, []))
-    if is_ranking(header):
-        return ranking_dialogs(chain([(start, header)], rows), name, log)  # a ranking may lack a header
-    _require_header(header, name, start, options)
-    named = _named_rows(rows, name, header, log)
-    return _read_rows(named, name, Path(name).stem, options, log, header)
+    if not is_ranking(header):
+        _require_header(header, name, start, options)
+    return start, header, rows
 
 
 def _require_header(columns: list[str], name: str, line: int, options: ReadOptions) -> None:
@@ -74,22 +108,52 @@ def _named_rows(
 
 def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog]:
     """Read the dialogs of a parquet file. Raises DataError if it is damaged or lacks a column."""
+    with _open_parquet(path) as file:
+        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        columns = file.schema_arrow.names
+        return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator["pq.ParquetFile"]:
+    """Open a parquet file. Raises DataError if it is damaged, also where that shows later."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with open_regular(path) as stream:
-            file = pq.ParquetFile(stream)
-            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-            columns = file.schema_arrow.names
-            return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
+            yield pq.ParquetFile(stream)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: unreadable parquet file ({brief(error)}); write it again") from error
+
+
+def columns_of(path: Path, format: str, options: ReadOptions, log: InputLog) -> list[str]:
+    """Columns of a CSV or parquet file, and the fields of their structures. Raises DataError."""
+    if format == "parquet":
+        with _open_parquet(path) as file:
+            return list(_names(file.schema_arrow))
+    with open_regular(path) as stream:
+        return _open_csv(read_lines(stream, str(path), log), str(path), options, log)[1]
+
+
+def _names(fields: Iterable["pa.Field"]) -> Iterator[str]:
+    """Names of fields and, below, of the fields of structures and of lists of structures."""
+    import pyarrow as pa
+
+    for field in fields:
+        yield field.name
+        kind = field.type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        if pa.types.is_struct(kind):
+            yield from _names(kind.field(index) for index in range(kind.num_fields))
 
 
 def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, list[Dialog]]:
     """Read the splits of a saved data set or of one on the hub, see :func:`lm.text.hub.load_tables`."""
     splits, parts = dict[str, list[Dialog]](), load_tables(source)
+    known = (name for table in parts.values() for name in _names(table.features.arrow_schema))
+    require_columns(source, dict.fromkeys(known), options)
     for part, table in parts.items():
         split = part if part == WHOLE else SPLIT_NAMES.get(part, "")
         if part != WHOLE and (not split or split in splits):

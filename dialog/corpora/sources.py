@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dialog.corpora.columns import KINDS, ReadOptions
+from dialog.corpora.columns import KINDS, ReadOptions, require_columns
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
 from dialog.corpora.json_texts import QUESTIONS, read_telegram
 from dialog.corpora.layouts import FirstLines, detect
 from dialog.corpora.listed import CHATS, OBJECTS
 from dialog.corpora.logs import read_irc, read_srt, read_whatsapp
-from dialog.corpora.parquet import read_csv, read_dataset, read_parquet
+from dialog.corpora.parquet import columns_of, read_csv, read_dataset, read_parquet
 from dialog.corpora.prepared import is_prepared, read_split
 from dialog.corpora.ranking import read_ranking
 from dialog.corpora.readers import ZHAO, read_pipes, read_text, read_tsv, read_turns
@@ -59,13 +59,18 @@ def locate(source: str, options: ReadOptions, log: InputLog) -> Located:
     """Find a source's files and format.
 
     Raises ConfigError for an unknown ``--format``, and for a column of a format without named columns.
-    DataError for a missing, unreadable or unknown source.
+    DataError for a missing, unreadable or unknown source, and for a column that none of its files has.
     """
     located = _located(source, options, log)
     for kind in (*KINDS, "act"):
         column = getattr(options, f"{kind}_column")
         named = column == kind or located.format in _TABLES
         require(named, f"--{kind}-column {column}: {located.format} has no named columns; leave it out")
+    if located.format in ("csv", "parquet") and options != ReadOptions(options.format):
+        own = InputLog(log.on_bad_line, log.command)
+        files = (file for several in located.files.values() for file in several)
+        known = (name for file in files for name in columns_of(file, located.format, options, own))
+        require_columns(source, dict.fromkeys(known), options)
     return located
 
 

@@ -4,11 +4,16 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.readers import TSV_COLUMNS
-from dialog.corpora.sources import detect_format
+from dialog.corpora.sources import detect_format, read_source
+from dialog.utterance import Utterance
 from lm.errors import DataError
 from lm.text.lines import InputLog
 from tests.support.foreign_formats import read, refusal, said, write
@@ -50,12 +55,50 @@ def test_the_first_line_of_excel_names_the_delimiter(delimiter: str, tmp_path: P
     bad = write(tmp_path, "y.csv", "\n".join([*rows, "1"]))
     assert "y.csv:5: wrong number of columns" in refusal(bad)
     assert "no dialog in the source" in refusal(write(tmp_path, "z.csv", rows[0]))
+    quoted = write(tmp_path, "q.csv", "\n".join([f'"{rows[0]}"', *rows[1:]]))
+    assert said(read(quoted)[0]) == [["A: x", "B: y"]]
+
+
+@pytest.mark.parametrize("first", ["sep=", "sep=;;", '"sep="', "SEP=\\t", "sep=;;;"])
+def test_a_first_line_of_excel_without_one_delimiter_is_refused(first: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", f"{first}\ndialog;speaker;text\n1;A;x\n1;B;y\n")
+    assert "x.csv:1: " in (message := refusal(source))
+    assert message.endswith(" names no single delimiter; write one character after sep=, or remove the line")
 
 
 def test_csv_columns_that_are_named(tmp_path: Path) -> None:
     source = write(tmp_path, "x.csv", "a,b,c,text\n1,A,hello,no\n1,B,hi,no\n")
     options = {"dialog_column": "a", "speaker_column": "b", "text_column": "c"}
     assert said(read(source, **options)[0]) == [["A: hello", "B: hi"]]
+
+
+@pytest.mark.parametrize("kind", ["dialog", "speaker", "text", "act"])
+@pytest.mark.parametrize("table", ["pairs.csv", "turns.csv", "lists.parquet", "stored"])
+def test_a_named_column_that_no_table_has_is_refused(kind: str, table: str, tmp_path: Path) -> None:
+    """Structures in a list have columns of their own, and one of several files is enough."""
+    datasets.disable_progress_bars()
+    items = [{"writer": name, "text": text, "mood": "calm"} for name, text in ("Ax", "By")]
+    lists = pa.Table.from_pylist([{"talk": items, "answer": 1}])
+    write(tmp_path, "pairs.csv", "question,answer\nx,y\n")
+    write(tmp_path, "turns.csv", "dialog,speaker,text,answer\n1,A,x,y\n1,B,x,y\n")
+    pq.write_table(lists, tmp_path / "lists.parquet")
+    datasets.Dataset(lists).save_to_disk(tmp_path / "stored")
+    format = "datasets" if table == "stored" else "auto"
+    message = refusal(str(tmp_path / table), format=format, **{f"{kind}_column": "anser"})
+    assert f"{table}: no column anser; name one with `dialog prepare … --{kind}-column`: " in message
+    assert message.endswith("answer; did you mean answer?")
+    if format == "datasets" or table == "lists.parquet":
+        named = {"text_column": "talk", "speaker_column": "writer", "act_column": "mood"}
+        (dialog,), _ = read(str(tmp_path / table), format=format, **named)
+        assert dialog.utterances == (Utterance("A", "x", "calm"), Utterance("B", "y", "calm"))
+
+
+def test_a_named_column_may_be_in_one_of_several_tables(tmp_path: Path) -> None:
+    write(tmp_path, "train.csv", "dialog,speaker,text,da\n1,A,x,q\n1,B,y,s\n")
+    write(tmp_path, "test.csv", "dialog,speaker,text\n1,A,x\n1,B,y\n")
+    splits = read_source(str(tmp_path), ReadOptions(act_column="da"), InputLog())
+    acts = {split: [one.act for one in dialogs[0].utterances] for split, dialogs in splits.items()}
+    assert acts == {"train": ["q", "s"], "test": ["", ""]}
 
 
 def test_csv_of_questions_and_of_rankings(tmp_path: Path) -> None:
@@ -107,8 +150,6 @@ def test_a_ranking_gives_its_true_responses(tmp_path: Path) -> None:
 
 
 def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
-    import datasets
-
     datasets.disable_progress_bars()
     for rows, expected in (
         (
