@@ -104,9 +104,9 @@ class DecodeConfig(Section):
                 " decode.beam"
             )
         if wrong := self.misplaced("method", (self.method,)):
-            raise ValueError(f"{wrong}; it is {self.method}, so leave groups at 1")
+            raise ValueError(f"{wrong}; decode.method is {self.method}, so leave groups at 1")
         if wrong := self.misplaced("select", (self.select,)):
-            raise ValueError(f"{wrong}; it is {self.select}")
+            raise ValueError(f"{wrong}; decode.select is {self.select}")
         if 0 < self.candidates < self.nbest:
             raise ValueError(
                 f"candidates = {self.candidates}: must be at least nbest = {self.nbest}; raise"

@@ -96,7 +96,7 @@ class OptimConfig(Section):
     @model_validator(mode="after")
     def _own_fields(self) -> Self:
         if wrong := self.misplaced("name", (self.name,)):
-            raise ValueError(f"{wrong}; it is {self.name}")
+            raise ValueError(f"{wrong}; optim.name is {self.name}")
         return self
 
     @model_validator(mode="after")

@@ -203,7 +203,7 @@ class HeadConfig(Section):
         for key in ("temperature", "kind"):
             value = getattr(self, key)
             if wrong := self.misplaced(key, (value,)):
-                raise ValueError(f"{wrong}; it is {value}")
+                raise ValueError(f"{wrong}; head.{key} is {value}")
         for name in ("gate_size", "gated_words", "prior_penalty"):
             if self.components == 1 and getattr(self, name) != HeadConfig.model_fields[name].default:
                 raise ValueError(

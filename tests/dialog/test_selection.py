@@ -210,8 +210,8 @@ def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:
     ("settings", "message"),
     [
         (["select=mmi"], r"select = mmi: needs a backward run; set decode\.mmi_run"),
-        (["mmi_weight=1.0"], r"mmi_weight belongs to decode\.select = mmi; it is score"),
-        (["candidates=20"], r"candidates belongs to decode\.select = mbr or mmi; it is score"),
+        (["mmi_weight=1.0"], r"mmi_weight belongs to decode\.select = mmi; decode\.select is score"),
+        (["candidates=20"], r"candidates belongs to decode\.select = mbr or mmi; decode\.select is score"),
         (["select=mbr", "candidates=3"], r"candidates = 3: must be at least nbest = 5"),
     ],
 )

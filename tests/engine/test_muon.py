@@ -185,6 +185,6 @@ def test_matrices_of_a_pretrained_network_are_trained_whole(tmp_path: Path) -> N
 
 
 def test_the_momentum_of_muon_is_refused_for_other_optimisers() -> None:
-    with pytest.raises(ValueError, match=r"muon_momentum belongs to optim\.name = muon; it is adamw"):
+    with pytest.raises(ValueError, match=r"momentum belongs to optim\.name = muon; optim\.name is adamw"):
         OptimConfig(name="adamw", muon_momentum=0.9)
     assert OptimConfig(name="muon", muon_momentum=0.9).muon_momentum == 0.9

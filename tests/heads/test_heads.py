@@ -246,9 +246,12 @@ def test_mos_has_the_published_number_of_parameters() -> None:
     ("settings", "message"),
     [
         ({"components": 2}, r"components = 2: a {kind} head has one; set head\.components = 1"),
-        ({"context_scale": 2.0}, "context_scale belongs to head.kind = moc or mos .* or cpr; it is {kind}"),
-        ({"learn_context_scale": True}, "learn_context_scale belongs to head.kind = moc .*; it is {kind}"),
-        ({"learn_shift": True}, "learn_shift belongs to head.kind = sigsoftmax or moss; it is {kind}"),
+        (
+            {"context_scale": 2.0},
+            "context_scale belongs to head.kind = moc or .* or cpr; head.kind is {kind}",
+        ),
+        ({"learn_context_scale": True}, "context_scale belongs to head.kind = moc .*; head.kind is {kind}"),
+        ({"learn_shift": True}, "learn_shift belongs to head.kind = sigsoftmax or moss; head.kind is {kind}"),
     ],
 )
 def test_baselines_refuse_what_they_do_not_have(kind: str, settings: dict[str, object], message: str) -> None:

@@ -207,7 +207,7 @@ def test_low_precision_and_extreme_logits() -> None:
     [
         ({"temperature_rank": 3}, "temperature_rank belongs to head.temperature = contextual or"),
         ({"temperature": "sigmoid", "temperature_beta": 1.0}, "temperature_beta belongs to .* contextual"),
-        ({"temperature_loss_scaling": True}, "temperature_loss_scaling belongs to .*; it is none"),
+        ({"temperature_loss_scaling": True}, "loss_scaling belongs to .*; head.temperature is none"),
         ({"temperature": "sigmoid", "temperature_low": 4.0}, "must be below temperature_high = 3.5"),
     ],
 )
