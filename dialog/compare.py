@@ -63,6 +63,9 @@ _COMPARISON = Comparison(
         ("turn", _OTHER_CONTEXTS),
         ("tokens", "they count different tokens of the same text; train them with equal data.max_response"),
     ),
+    same_keys=(
+        ("data.direction", "a backward run predicts other texts; compare runs of one data.direction"),
+    ),
     unit="dialog",
     units_of=lambda evaluation: evaluation.contexts["dialog"],
 )

@@ -11,7 +11,8 @@ from lm.arrays import Floats
 from lm.bootstrap import Interval, by_unit
 from lm.errors import ConfigError, DataError, visible
 from lm.results import Merged
-from lm.runs.evaluations import Evaluation, JsonObject, evaluation_at, load_evaluation, lookup
+from lm.runs.evaluations import Evaluation, JsonObject, evaluation_at, load_evaluation, lookup, run_of
+from lm.runs.inputs import require_program, saved_settings
 from lm.runs.overview import unfinished_state
 from lm.runs.pairing import paired
 from lm.runs.pooling import OverSeeds, PooledRuns, UnitSums, pooled
@@ -82,6 +83,7 @@ class Comparison:
 
     ``kept`` are the fields of a result that a comparison shows, and ``needed`` are further required fields.
     ``columns`` are the sums by unit. ``same`` are columns that must be equal, each with its error message.
+    ``same_keys`` are config keys that must be equal for equal texts, each with its error message.
     ``unit`` names a unit of the bootstrap, and ``units_of`` returns that of every part of a text.
     ``perplexities`` are the scores whose sums are nats.
     """
@@ -94,17 +96,21 @@ class Comparison:
     same: tuple[tuple[str, str], ...]
     unit: str
     units_of: Callable[[Evaluation], Sequence[int]]
+    same_keys: tuple[tuple[str, str], ...] = ()
     perplexities: frozenset[str] = frozenset({"perplexity"})
 
     def open(self, runs: Sequence[Path], name: str | None) -> tuple[str, list[Evaluation]]:
         """Name of an evaluation, as :func:`lm.runs.pairing.paired` has it, and that of each run, of one text.
 
         A file ``RUN/evaluation/NAME.json`` stands for this evaluation, instead of ``name`` or the common one.
-        ConfigError for no run or an ambiguous name, DataError for different texts or a missing evaluation.
+        ConfigError for no run or an ambiguous name, DataError for different texts or a missing evaluation,
+        StorageError for a run of another program.
         """
         if not runs:
             raise ConfigError("no run to compare; name at least one run folder")
         chosen = [evaluation_at(run) for run in runs]
+        for run in runs:
+            require_program(run_of(run), self.program)
         folders = [run for run, own in zip(runs, chosen, strict=True) if own is None]
         name, files = paired(folders, name, self.program, self.options) if folders else ("", [])
         rest = iter(files)
@@ -173,14 +179,12 @@ class Comparison:
         }  # fmt: skip
         p = bootstrap.p_values(pairs, counts)
         noise = evaluation.near_guessing and first.near_guessing
-        path = Path(evaluation.run)
-        run, _ = evaluation_at(path) or (path, "")
         return ComparedRun(
             run=evaluation.run,
             evaluation=evaluation.name,
             facts={key: evaluation.result[key] for key in self.kept},
             near_guessing=evaluation.near_guessing,
-            unfinished=unfinished_state(run),
+            unfinished=unfinished_state(run_of(evaluation.run)),
             p=dict.fromkeys(p) if noise else p,
             interval=self._shown(bootstrap.intervals(own, counts), math.exp),
             change=self._shown(bootstrap.intervals(pairs, counts), math.expm1),
@@ -202,6 +206,11 @@ class Comparison:
                 f"{names}: their vocabularies differ, so they count other tokens; compare equal ones"
             )
         if other.result["data"]["sha256"] != first.result["data"]["sha256"]:
+            runs = [saved_settings(run_of(one.run)) for one in (first, other)]
+            for key, problem in self.same_keys:
+                values = [run[key].value for run in runs if key in run]
+                if len(set(values)) > 1:
+                    raise DataError(f"{names}: {problem}")
             sources = [str(one.result["data"].get("source", "")) for one in (other, first)]
             named = f" ({visible(' and '.join(sources))})" if sources[0] != sources[1] else ""
             raise DataError(

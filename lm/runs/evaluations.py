@@ -304,6 +304,12 @@ def evaluation_at(path: Path) -> tuple[Path, str] | None:
     return path.parent.parent, path.stem
 
 
+def run_of(path: str | Path) -> Path:
+    """The run folder of a path, which is this folder or the file of one of its evaluations."""
+    run, _ = evaluation_at(Path(path)) or (Path(path), "")
+    return run
+
+
 def lookup(record: Any, keys: Sequence[str]) -> Any:
     """Value under a path of keys in nested objects; None without such a key."""
     for key in keys:

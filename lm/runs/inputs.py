@@ -14,13 +14,14 @@ SHA-256. Older versions recorded none of these.
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lm.config.difference import changes_text, flat
-from lm.config.load import C, Resolved, read_config
+from lm.config.load import C, Resolved, read_config, require_family
 from lm.config.settings import Setting, Settings
 from lm.disk.storage import (
     JSON,
@@ -150,6 +151,14 @@ def saved_settings(run: Path) -> Settings:
         case {"config": dict(values), "provenance": dict(places)}:
             return {key: Setting(value, visible(places.get(key, OWN))) for key, value in flat(values).items()}
     return {}
+
+
+def require_program(run: Path, program: str) -> None:
+    """Raise StorageError for a run of another program. One with a damaged config or without one passes."""
+    saved: object = None
+    with suppress(StorageError):
+        saved = read_json(run / CONFIG, limit=CONFIG_LIMIT)
+    require_family(run / CONFIG, saved, program)
 
 
 def require_unchanged(run: Path) -> None:

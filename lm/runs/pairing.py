@@ -5,14 +5,12 @@ hash (:func:`lm.runs.evaluations.keep`). The later one may be another text in ev
 have a *label*, their name with this hash in any case.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from lm.config.load import require_family
-from lm.disk.storage import read_json
+from lm.config.suggest import did_you_mean
 from lm.errors import ConfigError, DataError, visible
 from lm.runs.evaluations import HASH_DIGITS, evaluation_file, evaluation_names, kept_inputs, unhashed
-from lm.runs.inputs import CONFIG
 
 
 def paired(runs: Sequence[Path], name: str | None, program: str, options: str) -> tuple[str, list[str]]:
@@ -24,8 +22,8 @@ def paired(runs: Sequence[Path], name: str | None, program: str, options: str) -
 
     Raises:
         ConfigError: several evaluations in common without a ``name``.
-        DataError: no evaluation in common.
-        StorageError: not a run, or one of another program.
+        DataError: no evaluation in common, or a ``name`` of other texts than those in common.
+        StorageError: not a run.
     """
     kept = [evaluation_names(run) for run in runs]
     hashed = {unhashed(file) for files in kept for file in files if unhashed(file) != file}
@@ -34,6 +32,7 @@ def paired(runs: Sequence[Path], name: str | None, program: str, options: str) -
     ]
     common = [label for label in shelves[0] if all(label in shelf for shelf in shelves)]
     if name is not None:
+        _require_right(name, runs[0], shelves[0], common)
         common = [label for label in common if name in (label, shelves[0][label])]
     if not common:
         found = name or _common_name(runs, kept, program, options)
@@ -58,13 +57,25 @@ def _choice(run: Path, file: str, label: str) -> str:
     return f"{label} ({visible(found[1])})" if found else label
 
 
+def _require_right(name: str, run: Path, shelf: Mapping[str, str], common: Sequence[str]) -> None:
+    """Raise DataError for a name that only resembles that of an evaluation in ``common``.
+
+    ``shelf`` has the files of the first ``run`` by label.
+    """
+    if any(name in (label, shelf[label]) for label in common):
+        return
+    if same := [_choice(run, shelf[label], label) for label in common if unhashed(label) == name]:
+        others = ", ".join(same)
+        raise DataError(f"--name {name}: is another text in some runs; choose one that all have: {others}")
+    if name not in shelf.values() and (hint := did_you_mean(name, common)):
+        raise DataError(f"--name {name}: no evaluation of the runs{hint}")
+
+
 def _common_name(runs: Sequence[Path], kept: Sequence[Sequence[str]], program: str, options: str) -> str:
     """The first name that all runs have, for texts that differ or cannot be read. DataError for none."""
     common = sorted(set.intersection(*map(set, kept)))
     if common:
         return common[0]
-    for path in (run / CONFIG for run in runs if (run / CONFIG).is_file()):
-        require_family(path, read_json(path), program)
     names = "; ".join(f"{run}: {', '.join(files) or 'none'}" for run, files in zip(runs, kept, strict=True))
     raise DataError(
         f"no evaluation in common ({names}); run `{program} evaluate` on each run "

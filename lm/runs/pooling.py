@@ -11,7 +11,7 @@ from lm.bootstrap import FEWEST_UNITS, Interval
 from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
 from lm.runs.contrasts import ScoreSums, means, welch
-from lm.runs.evaluations import Evaluation, evaluation_at, unhashed
+from lm.runs.evaluations import Evaluation, run_of, unhashed
 from lm.runs.inputs import WITHOUT_EFFECT, saved_settings
 
 T = TypeVar("T")
@@ -133,10 +133,9 @@ def _experiment(evaluation: Evaluation) -> _Experiment | None:
 
     None for ensembles and for runs whose config is lost or damaged, which belong to no pool.
     """
-    path, result = Path(evaluation.run), evaluation.result
-    run, _ = evaluation_at(path) or (path, "")
+    result = evaluation.result
     try:
-        config = _comparable(run)
+        config = _comparable(run_of(evaluation.run))
     except StorageError:
         return None
     if not config or result.get("ensemble_with"):

@@ -202,6 +202,17 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare([])
 
 
+def test_runs_of_two_directions_are_refused(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, data={"sha256": name, "source": "t"}) for name in ("forward", "backward")
+    ]
+    for run in runs:
+        config = {"config": {"data": {"direction": run.name}}, "provenance": {}}
+        (run / "config.json").write_text(json.dumps({"family": "dialog"} | config))
+    with pytest.raises(DataError, match="a backward run predicts other texts; compare runs of one data"):
+        compare(runs)
+
+
 def damage(run: Path, *keys: str, value: Any = None) -> None:
     """Change what the evaluation has under the keys, or delete it."""
     path = run / "evaluation/test.json"

@@ -193,6 +193,15 @@ def test_evaluations_of_one_name_pair_by_their_text(tmp_path: Path) -> None:
         assert [row.evaluation for row in compare(runs, name, resamples=1000).runs] == its
     *_, page = report_of(FAMILY, runs, "test", 1000)
     assert f"--name {names[1]}" in page.decode()
+    with pytest.raises(DataError, match=rf"no evaluation of the runs; did you mean {names[1]}\?"):
+        compare(runs, names[1][:-1])
+    (runs[1] / "evaluation/test.json").unlink()
+    shared = rf"--name test: is another text in some runs; choose one that all have: {names[1]} \({own}\)$"
+    evaluate(runs[1], foreign, limit=9)
+    (runs[0] / f"evaluation/{other.name}.json").unlink()
+    keep_record(runs[1], "test", {"data": {"sha256": "e" * 64}}, {})
+    with pytest.raises(DataError, match=shared):
+        compare(runs[::-1], "test")
     (runs[1] / "evaluation/test.json").unlink()
     with pytest.raises(DataError, match=f"has no evaluation {other.name}"):
         compare(runs, other.name)
@@ -228,6 +237,16 @@ def test_nothing_is_scored_where_the_result_cannot_be_kept(
     with pytest.raises(StorageError, match="no"):
         evaluate(run)
     assert asked == [run]
+
+
+def test_a_run_of_another_program_is_named(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), tmp_path / "talk"]
+    evaluate(runs[0])
+    keep_record(runs[1], "test", {"data": {"sha256": "d" * 64}}, {})
+    (runs[1] / "config.json").write_text('{"family": "dialog"}')
+    for others in (runs, runs[::-1], [runs[1] / "evaluation/test.json"]):
+        with pytest.raises(StorageError, match="talk: a run of `dialog`, not of `lm`; only commands of"):
+            compare(others)
 
 
 def test_runs_evaluated_with_other_options_are_told_which(tmp_path: Path) -> None:

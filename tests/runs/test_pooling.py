@@ -33,7 +33,7 @@ def keep_run(folder: Path, nats: Any, seed: int, lr: float = 0.1, train: Any = N
     }  # fmt: skip
     keep_record(folder, "test", result | facts, {"nll": sums.tolist(), "tokens": [TOKENS] * len(sums)})
     config = {"train": {"seed": seed} | (train or {}), "optim": {"lr": lr}}
-    write_json(folder / "config.json", {"config": config, "provenance": {}})
+    write_json(folder / "config.json", {"family": "lm", "config": config, "provenance": {}})
     return folder
 
 
@@ -164,7 +164,7 @@ def test_a_key_of_a_later_version_counts_only_if_it_was_set(
 ) -> None:
     old, new = (keep_run(tmp_path / str(seed), [4.0] * UNITS, seed) for seed in (1, 2))
     config = {"train": {"seed": 2}, "optim": {"lr": 0.1}, "head": {"newer": 3}}
-    write_json(new / "config.json", {"config": config, "provenance": {"head.newer": where}})
+    write_json(new / "config.json", {"family": "lm", "config": config, "provenance": {"head.newer": where}})
     assert bool(pools_of([old, new][::order])) == pooled
 
 
