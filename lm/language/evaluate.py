@@ -30,6 +30,7 @@ from lm.language.results import (
     StaticEvaluation,
 )
 from lm.language.scoring import token_nll
+from lm.language.split_files import unknown_ids
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, more_unknown, perplexity, require_finite
@@ -236,9 +237,10 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
 
 
 def unknown_share(trained: TrainedLm, ids: Ids) -> float:
-    """Share of the tokens that are ``<unk>``."""
-    unknown = trained.codec.vocabulary.unk
-    return 0.0 if unknown is None or not len(ids) else float(np.mean(ids == unknown))
+    """Share of the tokens, except ends of lines, that are ``<unk>``."""
+    vocabulary = trained.codec.vocabulary
+    tokens = len(ids) - np.count_nonzero(ids == vocabulary.eos)
+    return unknown_ids(ids, trained.codec) / tokens if tokens and vocabulary.unk is not None else 0.0
 
 
 def _own_share(trained: TrainedLm) -> float:

@@ -302,7 +302,10 @@ def _report(
 
 
 def _describe(found: SplitCounts, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Counts of one split; ``oov`` counts tokens outside the vocabulary, ``unknown`` counts ``<unk>``."""
+    """Counts of one split; ``oov`` counts tokens outside the vocabulary, ``unknown`` counts ``<unk>``.
+
+    ``oov_rate`` is the share of the tokens that are no ends of lines.
+    """
     tokens = found.words.total()
     oov = sum(count for word, count in found.words.items() if word not in vocabulary)
     return {
@@ -311,7 +314,7 @@ def _describe(found: SplitCounts, vocabulary: Vocabulary) -> dict[str, Any]:
         "characters": found.characters,
         "types": len(found.words),
         "oov_tokens": oov,
-        "oov_rate": oov / tokens,
+        "oov_rate": oov / max(1, tokens - found.words[EOS_WORD]),
         "unknown_tokens": oov + found.words[UNK],
     }
 

@@ -268,12 +268,16 @@ def test_unknown_words_leave_no_bits_per_character_and_are_warned_of(tmp_path: P
     for last, known in (("<unk>", True), ("zyzzyva", False)):
         text.write_text(f"{word} {word} {last}\n")
         result = evaluate(run, str(text))
-        assert result.subject.data.unknown_share == 0.25
+        assert result.subject.data.unknown_share == pytest.approx(1 / 3)
         assert (result.likelihood.bits_per_character is not None) == known
         *_, note, _ = evaluation_tables(result)
-        assert "25.0% of the tokens are unknown to the run, and 0.0% of its own test split" in str(note)
+        assert "33.3% of the tokens are unknown to the run, and 0.0% of its own test split" in str(note)
         [share] = [row for row in cells(evaluation_tables(result)[0]) if row["measure"] == "unknown_share"]
-        assert share["value"] == "25.0%"
+        assert share["value"] == "33.3%"
+    text.write_text("zyzzyva\n" * 9)
+    with pytest.raises(DataError, match="100% of its tokens are unknown"):
+        evaluate(run, str(text))
+    text.write_text(f"{word} {word} zyzzyva\n")
     own = tmp_path / "test.txt"
     own.write_text(f"{word} {word} <unk>\n")
     for source in (None, str(text)):

@@ -122,7 +122,7 @@ def test_vocabularies_by_hand(
     assert pairs == dict(zip(tokens, counts, strict=True))
     assert list(vocabulary.counts) == sorted(counts, reverse=True)
     lost = options.get("vocabulary") != "train+valid+test"
-    assert report["splits"]["valid"]["oov_rate"] == (1 / 3 if lost else 0)
+    assert report["splits"]["valid"]["oov_rate"] == (1 / 2 if lost else 0)
     assert bool(report["notes"]) == (pairs.get(UNK) == 0), "an <unk> that no model can learn is told"
 
 
