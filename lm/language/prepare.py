@@ -283,6 +283,9 @@ def _report(
             f"cut from the end of train: {', '.join(located.cut)}; "
             "results compare only with those of the same cut"
         )
+    if located.records:
+        names = ", ".join(path.name for path in located.records)
+        notes.append(f"not read, since they hold records: {names}")
     never = sum(splits[split]["oov_tokens"] for split in splits if split != "train")
     if vocabulary.unk is not None and not vocabulary.counts[vocabulary.unk] and never:
         notes.append(

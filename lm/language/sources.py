@@ -29,6 +29,7 @@ BYTES = ("enwik8", "text8")  # formats that are one file, read as bytes
 _BYTE_SHARES = (0.9, 0.95)
 _COPIES = (500_000, 10_000, 10_000)  # lines of each split (Melis et al. 2020, §4.3)
 _WIKIPEDIAS = ("cs", "de", "en", "es", "fi", "fr", "ru")  # languages of the format mwc
+_NAMED = 3  # files that a message names
 _BILLION = ("training-monolingual*", "heldout-monolingual*")
 
 
@@ -60,11 +61,15 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The format of a source, and the pieces of each split in reading order; a dataset has no files."""
+    """The format of a source, and the pieces of each split in reading order; a dataset has no files.
+
+    ``records`` are files named after the same splits, which are not read since they hold records.
+    """
 
     source: str
     format: str
     splits: Mapping[str, tuple[Piece, ...]]
+    records: tuple[Path, ...] = ()
 
     @property
     def files(self) -> list[Path]:
@@ -193,10 +198,9 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
         )
     name = _choose(path, groups, options)
     files = groups[name]
-    for entry in sorted(path.iterdir()):
-        match = _NAME.fullmatch(entry.name)
-        if match and SPLIT_NAMES[match[2].lower()] not in files and _holds_records(entry, options):
-            raise _no_text(entry)
+    records = _record_splits(path, options)
+    if missing := [entry for entry, split in records.items() if split not in files]:
+        raise _no_text(*missing)
     if "train" not in files:
         found = ", ".join(file.name for file in files.values())
         raise DataError(f"{path}: has no train split, only {found}; add its file, named train.txt")
@@ -204,7 +208,17 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
     if format == "auto":
         format = _format_by_name(name, files["train"]) or _format_by_language(options)
         format = "text" if format == "auto" else format
-    return Located(str(path), format, _fill(files, _form(format), options))
+    return Located(str(path), format, _fill(files, _form(format), options), tuple(records))
+
+
+def _record_splits(folder: Path, options: ReadOptions) -> dict[Path, str]:
+    """Files of records in a folder that are named after splits, and their splits."""
+    found = {entry: _NAME.fullmatch(entry.name) for entry in sorted(folder.iterdir())}
+    return {
+        entry: SPLIT_NAMES[match[2].lower()]
+        for entry, match in found.items()
+        if match and _holds_records(entry, options)
+    }
 
 
 def _holds_records(path: Path, options: ReadOptions) -> bool:
@@ -212,10 +226,12 @@ def _holds_records(path: Path, options: ReadOptions) -> bool:
     return options.format == "auto" and path.is_file() and bool(_RECORDS.search(path.name))
 
 
-def _no_text(path: Path) -> DataError:
+def _no_text(*paths: Path) -> DataError:
+    names = ", ".join(map(str, paths[:_NAMED])) + (" and others" if paths[_NAMED:] else "")
     return DataError(
-        f"{path}: holds records, not running text; prepare conversations with `dialog prepare`, write the"
-        " texts of other records into a .txt file, or read the file as it is with --format text"
+        f"{names}: {'holds' if len(paths) == 1 else 'hold'} records, not running text; prepare conversations"
+        " with `dialog prepare`, write the texts of other records into a .txt file, or read the file as it is"
+        " with --format text"
     )
 
 

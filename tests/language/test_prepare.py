@@ -214,12 +214,18 @@ def test_records_are_no_text(suffix: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     located = locate(str(source), ReadOptions(format="text"))
     assert (located.format, list(located.splits)) == ("text", ["train", "valid", "test"])
-    for split in ("train", "valid"):
-        (source / f"{split}.txt").write_text("a b\n")
+    (source / "valid.txt").write_text("a b\n")
+    with pytest.raises(DataError, match=rf"test.{suffix}, \S*train.{suffix}: hold records, not running text"):
+        locate(str(source), ReadOptions())
+    (source / "train.txt").write_text("a b\n")
     with pytest.raises(DataError, match=f"test.{suffix}: holds records"):  # not cut from train
         locate(str(source), ReadOptions())
     (source / "test.txt").write_text("a b\n")
     assert {path.suffix for path in locate(str(source), ReadOptions()).files} == {".txt"}
+    (note,) = prepare(str(source), tmp_path / "out").report["notes"]
+    assert note == "not read, since they hold records: " + ", ".join(
+        f"{split}.{suffix}" for split in ("test", "train", "valid")
+    )
 
 
 def test_the_penn_folder_has_words_and_characters(tmp_path: Path) -> None:
