@@ -53,7 +53,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     try:
         decode = DecodeConfig.model_validate(settings)
     except ValidationError as error:
-        raise refused(error, "decode") from None
+        raise refused(error, DecodeConfig, "decode") from None
     _require_effect(request, usual, decode)
     if decode.mmi_run not in ("", usual.mmi_run):
         raise wrong_value("decode.mmi_run", "only the server names folders")

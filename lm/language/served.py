@@ -154,7 +154,7 @@ def generating(request: CompletionRequest) -> GenerateOptions:
     try:
         further = FurtherOptions.model_validate(request.decode)
     except ValidationError as error:
-        raise refused(error, "decode") from None
+        raise refused(error, FurtherOptions, "decode") from None
     given = {"max_tokens": request.limit, "top_p": request.top_p, "seed": request.seed}
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if request.temperature == 0:

@@ -208,7 +208,8 @@ async def _file(http: HttpRequest) -> Response:
 
 async def _refuse(http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        texts = {404: "no such endpoint", 405: "another method; see the documentation"}
+        allowed = sorted(set((error.headers or {}).get("Allow", "").split(", ")) - {"HEAD"})
+        texts = {404: "no such endpoint", 405: f"method not allowed; use {' or '.join(allowed)}"}
         error = ApiError(error.status_code, texts.get(error.status_code, "bad request"))
     assert isinstance(error, ApiError)
     headers = {"retry-after": "1"} if error.status in (429, 503) else None

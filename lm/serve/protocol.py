@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lm.config.section import MAX_SEED
+from lm.config.suggest import did_you_mean
 from lm.serve.failure import ApiError, quoted
 
 MAX_BODY = 256 << 10  # bytes of a request
@@ -205,7 +206,7 @@ def parsed(body: bytes, schema: type[RequestT]) -> RequestT:
     try:
         return schema.model_validate(_present(given, schema))
     except ValidationError as error:
-        raise refused(error) from None
+        raise refused(error, schema) from None
 
 
 def _no_number(name: str) -> NoReturn:
@@ -220,9 +221,7 @@ def _present(given: Mapping[str, Any], schema: type[Request]) -> dict[str, Any]:
             if value is not None:
                 kept[name] = _without_nulls(value)
         elif name not in NEUTRAL:
-            raise ApiError(
-                400, f"unknown parameter: {quoted(name)}", param=quoted(name), code="unknown_parameter"
-            )
+            raise _unknown(name, name, schema)
         elif value is not None and not any(_same(value, harmless) for harmless in NEUTRAL[name]):
             raise ApiError(
                 400, f"{name} is not supported; leave it out", param=name, code="unsupported_parameter"
@@ -244,18 +243,29 @@ def _without_nulls(value: object) -> object:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def refused(error: ValidationError, under: str = "") -> ApiError:
+def _unknown(path: str, name: str, schema: type[BaseModel] | None) -> ApiError:
+    """The error object of a key that a schema lacks, with the key of the schema that is probably meant."""
+    hint = did_you_mean(name, schema.model_fields) if schema else ""
+    return ApiError(
+        400, f"{quoted(path)}: unknown parameter{hint}", param=quoted(path), code="unknown_parameter"
+    )
+
+
+def refused(error: ValidationError, schema: type[BaseModel], under: str = "") -> ApiError:
     """The error object of what a schema refuses. ``under`` is the parameter that holds its keys."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = under
     for part in first["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    if first["type"] == "extra_forbidden":
+        *outer, name = first["loc"]
+        return _unknown(path, str(name), None if outer else schema)
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "too_short":  # of lists, only empty ones
+        message = f"needs at least one {path.removesuffix('s')}"
     if not path:  # of the whole request; these messages begin with the parameter
         path, _, _ = message.partition(":")
     else:
         message = f"{quoted(path)}: {message}"
-    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-    if first["type"] == "missing":
-        code = "missing_required_parameter"
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     return ApiError(400, quoted(message, 400), param=quoted(path), code=code)

@@ -163,7 +163,7 @@ def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**asked, tools=[{"type": "function", "function": {"name": "f"}}])
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
-    with pytest.raises(openai.BadRequestError, match=r"decode\.beem"):
+    with pytest.raises(openai.BadRequestError, match=r"decode\.beem: unknown parameter; did you mean beam"):
         client.chat.completions.create(**asked, extra_body={"decode": {"beem": 3}})
     with pytest.raises(openai.BadRequestError, match="must be at most"):
         client.chat.completions.create(**asked, extra_body={"decode": {"beam": 10_000}})

@@ -96,6 +96,25 @@ def test_what_is_not_supported_gets_an_error_object(
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (ask("a", temprature=1), "temprature: unknown parameter; did you mean temperature?"),
+        (ask("a", frobnicate=1), "frobnicate: unknown parameter"),
+        (ask("a", stream=True, stream_options={"usage": 1}), "stream_options.usage: unknown parameter"),
+        ({"model": "toy", "messages": []}, "messages: needs at least one message"),
+    ],
+)
+def test_mistakes_are_named(client: TestClient, body: Any, says: str) -> None:
+    assert fault(client, body)[1]["message"] == says
+
+
+def test_another_method_is_refused_with_the_right_one(client: TestClient) -> None:
+    for answer, right in ((client.get(CHAT), "POST"), (client.post("/healthz", json={}), "GET")):
+        assert answer.status_code == 405
+        assert answer.json()["error"]["message"] == f"method not allowed; use {right}"
+
+
 def test_the_documentation_names_what_is_not_supported() -> None:
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [name for name in NEUTRAL if f"`{name}`" not in text] == []
