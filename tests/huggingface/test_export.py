@@ -213,7 +213,7 @@ def test_an_exported_folder_is_no_run_and_the_error_names_the_way_back(
     export_run(write_run(run, lines=(5, 2, 2), kind="softmax"), out)
     told = f"{out}: an exported model, not a run; make a run of it with `lm import {out} --run RUN`\n"
     for program in (main, dialog_main):
-        for command in (["evaluate", str(out)], ["check", str(out)], ["compare", str(run), str(out)]):
+        for command in (["evaluate", str(out)], ["check", str(out)], ["compare", str(out), str(run)]):
             code, _, said = ending(program, *command)
             assert (code, said.removeprefix("error: ")) == (4, told)
     code, _, said = ending(main, "import", str(run), "--run", str(tmp_path / "again"))
