@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dialog.decoding.config import DecodeConfig
+from dialog.decoding.config import DecodeConfig, require_choice
 from lm.cells.config import CellKind, CellSettings
 from lm.config.load import require_read
 from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
@@ -272,9 +272,10 @@ class DialogConfig(Section):
 def require_decode_read(before: DecodeConfig, after: DecodeConfig, key: str, where: str) -> None:
     """Raise ConfigError with ``where`` if ``key``, as in ``decode.beam``, has changed but nothing reads it.
 
-    The default of a key is always allowed.
+    The default of a key is always allowed, unless it leaves a selection a single candidate.
     """
     name = key.removeprefix("decode.")
     value = getattr(after, name)
     if value not in (getattr(before, name), DecodeConfig.model_fields[name].default):
         require_read(DialogConfig(decode=after), key, where)
+    require_choice(after, [name])

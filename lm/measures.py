@@ -7,10 +7,8 @@ from pathlib import Path
 from lm.errors import DivergenceError, HighrankError
 from lm.numbers import number
 
-_FEW_UNKNOWN, _AS_MANY = (
-    0.02,
-    1.5,
-)  # a text needs no note below this share, plus this times that of the own text
+# a text needs no note up to this share of unknown tokens, plus this many times that of the run's own text
+_FEW_UNKNOWN, _AS_MANY = 0.02, 1.5
 
 
 def perplexity(nll: float) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.config import DialogConfig, require_decode_read
-from dialog.decoding.config import DecodeConfig, require_choice
+from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, keys_of, override
 from lm.config.section import known_keys
@@ -44,7 +44,6 @@ def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: S
     found = override(Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}")
     for key in keys_of(keys):
         require_decode_read(decode, found.config.decode, key, f"/{command} ")
-    require_choice(found.config.decode, keys_of(keys))
     for key in ("beam", "nbest", "candidates", "max_length"):
         if getattr(found.config.decode, key) > MOST_IN_CHAT:
             raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")

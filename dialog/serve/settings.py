@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dialog.config import require_decode_read
-from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig, require_choice
+from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig
 from lm.errors import ConfigError
 from lm.serve.failure import ApiError, wrong_value
 from lm.serve.protocol import (
@@ -71,7 +71,6 @@ def _require_effect(request: Request, usual: DecodeConfig, decode: DecodeConfig)
         param = f"decode.{name}" if name in request.decode else name
         try:
             require_decode_read(usual, decode, f"decode.{name}", "")
-            require_choice(decode, [name])
         except ConfigError as error:
             raise ApiError(400, str(error), param=param, code="invalid_value") from None
 

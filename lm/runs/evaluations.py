@@ -184,12 +184,12 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     make_folder(folder)
     remove_leftovers(folder)
     with exclusive(folder / _LOCK), deferred_signals():
-        known = kept_inputs(folder / f"{result.name}.json")
+        known = kept_inputs(evaluation_file(run, result.name))
         if known and known[0] != own:
             result = replace(result, name=f"{result.name}.{own[:HASH_DIGITS]}")
         record: JsonObject = {"format": EVALUATION_FORMAT, "result": as_json(result), "contexts": contexts}
         record["details"] = finite(details or {}) | {"command": given_command() or "# evaluated from Python"}
-        write_atomic(folder / f"{result.name}.json", canonical_json(sealed(record)) + b"\n")
+        write_atomic(evaluation_file(run, result.name), canonical_json(sealed(record)) + b"\n")
     return result
 
 
