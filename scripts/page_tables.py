@@ -50,6 +50,9 @@ PAIRS = {  # labels of further tests by file
         ("MoSS ×1, K = 3", "MoS ×1, K = 3"),
         ("MoSS ×4, K = 3", "MoS ×4, K = 3"),
         ("MoS ×4, K = 1", "MoS ×1, K = 1"),
+        ("DOC ×4, 2 + 1 components of two layers", "MoS ×4, K = 3"),
+        ("DOC ×4, 2 + 1 components of two layers", "Mixtape ×4, K = 4, gates for 2,000 words"),
+        ("Mixtape ×4, K = 4, gates for 2,000 words", "MoS ×4, K = 3"),
         ("MFS ×4, K = 3, four parts, two layers", "MoS ×4, K = 3"),
         ("CPR ×4, likely words only, two layers", "MoS ×4, K = 3"),
         ("Mogrifier, softmax ×4", "Mogrifier, softmax"),
@@ -94,6 +97,7 @@ SHORT = {  # tables with these labels only
         "MoS ×1, K = 3",
         "MoS ×4, K = 3",
         "MoSS ×4, K = 3",
+        "DOC ×4, 2 + 1 components of two layers",
     ),
     "switchboard_bleu, short": (
         *BASELINES,
