@@ -195,6 +195,48 @@ def test_every_p_value_of_the_pages_is_in_a_file_of_results(monkeypatch: pytest.
     assert not {p for p in cited if float(p) not in (round(one, len(p) - 1) for one in measured)}
 
 
+def claimed_differences(text: str) -> list[tuple[str, str]]:
+    """Differences of three decimals, each with the p-value of the parenthesis after it in its sentence."""
+    lists = re.findall(
+        r"((?:\.\d{3}(?:,? and |, )?)+)(?!\d)[^.()|]*\(([^()]*?\bp\s[=<]\s[^()]*)\)", " ".join(text.split())
+    )
+    found: list[tuple[str, str]] = []
+    for differences, tests in lists:
+        nats, (sign, *_) = re.findall(r"\.\d{3}", differences), re.findall(r"p ([=<])", tests)
+        values = [f"p {sign} {p}" for p in re.findall(r"(?<!\d)\.\d+", tests[tests.index("p ") :])]
+        found += zip(nats, values if len(values) > 1 else values * len(nats), strict=True)
+    return found
+
+
+def test_differences_are_read_with_their_p_values() -> None:
+    assert claimed_differences("It is .02 and\n.044 ahead, and .031 of MoC (x, p =\n.02; two seeds)") == [
+        (".031", "p = .02")
+    ]
+    assert claimed_differences(
+        "| -.1 | .011, .012 and .013 (p < .001 each), .2 and .015, .016** (p = .3, .04)"
+    ) == [
+        *((f".01{n}", "p < .001") for n in (1, 2, 3)),
+        (".015", "p = .3"),
+        (".016", "p = .04"),
+    ]
+
+
+def test_every_difference_with_a_p_value_is_a_row_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A p-value alone may be that of another row."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    tables = importlib.import_module("page_tables")
+    drawn = tables.page_tables(ROOT / "results")
+    text = "".join(drawn[f"{file}, {kind}"] for file in tables.PAIRS for kind in ("tests", "pairs"))
+    measured = set(re.findall(r"0(\.\d{3}) ± [\d.]+, (p [=<] \.\d+)", text))
+    typed = [
+        re.sub(r"<!-- scripts/.*?<!-- end -->", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for page in PAGES
+    ]
+    claimed = [claim for page in typed for claim in claimed_differences(page)]
+    assert len(claimed) > 50
+    assert measured.issuperset(claimed), set(claimed) - measured
+
+
 def tables(text: str) -> list[list[str]]:
     """Cells of each table of a page, without its heads and its first column."""
     found = re.findall(r"(?:^\|.*\n){3,}", text, flags=re.MULTILINE)
