@@ -58,6 +58,10 @@ PAIRS = {  # labels of further tests by file
         ("Mogrifier, softmax ×4", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
+        ("softmax ×4, dropout .1", "softmax, dropout .1"),
+        ("MoC ×4, K = 3, dropout .1", "softmax, dropout .1"),
+        ("MoS ×4, K = 3, dropout .1", "softmax, dropout .1"),
+        ("MoS ×4, K = 3, dropout .1", "softmax ×4, dropout .1"),
     ),
     "switchboard_bleu": (
         ("MFS ×4, K = 3, four parts", "MoS ×4, K = 3"),
