@@ -13,28 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, StepFunction
+from dialog.export import generation_config
 from dialog.seq2seq import Seq2Seq
+from lm.huggingface.generation import StateCache
 from lm.trunks.trunk import RowState
-
-
-class StateCache:
-    """A decoding state in the place of a cache: its rows are those of the hypotheses."""
-
-    def __init__(self, state: RowState) -> None:
-        self.state = state
-
-    def get_seq_length(self) -> int:
-        """Tokens that the state has seen; transformers asks before the first one only."""
-        return 0
-
-    def reorder_cache(self, rows: Tensor) -> None:
-        """Row i becomes row ``rows[i]``."""
-        self.state = self.state.select(rows)
 
 
 class Generator(PreTrainedModel, GenerationMixin):
@@ -45,7 +32,11 @@ class Generator(PreTrainedModel, GenerationMixin):
         self.model, self.step = model, step
 
     def forward(
-        self, input_ids: Tensor, past_key_values: StateCache, use_cache: bool = True, return_dict: bool = True
+        self,
+        input_ids: Tensor,
+        past_key_values: StateCache[RowState],
+        use_cache: bool = True,
+        return_dict: bool = True,
     ) -> CausalLMOutputWithPast:
         """The last of ``input_ids`` (R, t) → log-probabilities (R, 1, V), and the state after it."""
         log_probs, state = self.step(input_ids[:, -1], past_key_values.state)
@@ -57,30 +48,15 @@ def generate(
 ) -> list[list[tuple[int, ...]]]:
     """Beam search of transformers with the arguments of ``beam_search``: tokens without <s> and </s>."""
     rows = torch.arange(sources).repeat_interleave(config.beam)
+    rules = generation_config(config, marks)
+    rules.update(num_return_sequences=config.nbest, pad_token_id=marks.eos)
     found = generator.generate(
         torch.full((sources, 1), marks.bos),
-        generation_config=_rules(config, marks),
+        generation_config=rules,
         past_key_values=StateCache(state.select(rows)),
     )
     responses = [_until(marks.eos, row[1:]) for row in found.tolist()]
     return [responses[start : start + config.nbest] for start in range(0, len(responses), config.nbest)]
-
-
-def _rules(config: DecodeConfig, marks: Marks) -> GenerationConfig:
-    return GenerationConfig(
-        num_beams=config.beam,
-        num_return_sequences=config.nbest,
-        min_new_tokens=config.min_length,
-        max_new_tokens=config.max_length + 1,  # </s> is a new token too
-        forced_eos_token_id=marks.eos,  # at full length
-        length_penalty=config.length_penalty,
-        early_stopping="never",
-        no_repeat_ngram_size=config.no_repeat_ngram,
-        suppress_tokens=list(marks.forbidden),
-        bos_token_id=marks.bos,
-        eos_token_id=marks.eos,
-        pad_token_id=marks.eos,
-    )
 
 
 def _until(end: int, tokens: Sequence[int]) -> tuple[int, ...]:
