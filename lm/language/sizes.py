@@ -1,5 +1,7 @@
 """Sizes of a language model from a parameter budget."""
 
+from bisect import bisect_right
+
 from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError, DataError
 from lm.huggingface.architecture import Architecture, read_architecture
@@ -25,22 +27,19 @@ def sized(config: LmConfig, vocab_size: int) -> LmConfig:
     def candidate(factor: int) -> LmConfig:
         return with_sizes(config, tuple(factor * unit * share for share in shares))
 
-    if (least := count_parameters(candidate(1), vocab_size)) > budget:
+    def parameters(factor: int) -> int:
+        return count_parameters(candidate(factor), vocab_size)
+
+    if (least := parameters(1)) > budget:
         sizes = ", ".join(map(str, candidate(1).model.hidden_sizes))
         raise ConfigError(
             f"model.budget = {budget:,}: with {vocab_size:,} words, layers of {sizes}"
             f" units already have {least:,} parameters; raise the budget, or lower model.hidden_sizes"
         )
-    fits, exceeds = 1, 2
-    while count_parameters(candidate(exceeds), vocab_size) <= budget:
-        fits, exceeds = exceeds, 2 * exceeds
-    while exceeds - fits > 1:
-        middle = (fits + exceeds) // 2
-        if count_parameters(candidate(middle), vocab_size) <= budget:
-            fits = middle
-        else:
-            exceeds = middle
-    return candidate(fits)
+    exceeds = 2
+    while parameters(exceeds) <= budget:
+        exceeds *= 2
+    return candidate(bisect_right(range(exceeds), budget, exceeds // 2, key=parameters) - 1)
 
 
 def with_architecture(config: LmConfig, found: Architecture, vocab_size: int) -> LmConfig:
