@@ -7,35 +7,67 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.disk.storage import make_folder, write_json
+from lm.disk.filelock import FileLock
+from lm.disk.storage import canonical_json, make_folder, parse_json, read_file, write_atomic, write_json
 from lm.engine.config import OptimConfig
 from lm.engine.optim import build_optimizer
 from lm.engine.schedule import Schedule
+from lm.errors import StorageError
 from lm.steps import OnProgress
-from lm.studies.points import Points
 from lm.studies.row_rms import RowRms
+
+_LIMIT = 1 << 26  # bytes of a file of points
 
 
 class Sweep:
     """A sweep of ``total`` trainings into ``folder``, with its progress.
 
-    The file ``points`` of the folder holds every measured point with its settings. So the same sweep resumes
-    after an interruption, and a longer one trains only new points. ``measures`` is that of :class:`Points`.
-    StorageError if the folder cannot be written, or its points cannot be read.
+    The file ``points`` of the folder has a line per measured point, with its settings. So the same sweep
+    resumes after an interruption, and a longer one trains only new points. Any number of processes may share
+    the folder. ``measures`` are the required keys of a result, and their types. StorageError if the folder
+    cannot be written, the file cannot be read, or a line of it is not a point.
     """
 
     def __init__(
         self, folder: Path, points: str, measures: Mapping[str, type], total: int, progress: OnProgress
     ) -> None:
         make_folder(folder)
-        self._folder, self._points = folder, Points(folder / points, measures)
+        self._folder, self._path, self._measures = folder, folder / points, measures
+        self._lock = FileLock(folder / f".{points}.lock")
+        self._lines = self._read()  # lines by settings
         self._done, self._total, self._progress = 0, total, progress
+
+    def _read(self) -> dict[bytes, bytes]:
+        path, found = self._path, {}
+        lines = read_file(path, limit=_LIMIT).splitlines() if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                point: Any = parse_json(line, path)
+            except StorageError:
+                point = None
+            match point:
+                case {"settings": dict(settings), "result": dict(result)} if self._complete(result):
+                    found[canonical_json(settings)] = line
+                case _:
+                    raise StorageError(f"{path}:{number}: not a point of a sweep; remove the line")
+        return found
+
+    def _complete(self, result: Mapping[str, Any]) -> bool:
+        return all(isinstance(result.get(name), kind) for name, kind in self._measures.items())
 
     def measured(self, settings: Mapping[str, Any], train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the stored result of the next training, or train and store it."""
         self._progress(self._done, self._total)
         self._done += 1
-        return self._points.measured(settings, train)
+        key = canonical_json(settings)
+        if key not in self._lines:
+            line = canonical_json({"settings": settings, "result": train()})
+            with self._lock:  # another process may have added points
+                self._lines = self._read() | {key: line}
+                write_atomic(self._path, b"".join(line + b"\n" for line in self._lines.values()))
+        point: Any = parse_json(self._lines[key], self._path)  # exactly as another process reads it
+        result: dict[str, Any] = point["result"]
+        return result
 
     def finished(self, name: str, result: dict[str, Any]) -> dict[str, Any]:
         """Write the result of the whole sweep to the file ``name`` of the folder, and return it."""

@@ -20,10 +20,11 @@ from lm.language.config import DataConfig
 from lm.language.corpus import load_codec, load_split
 from lm.language.prepare import PrepareOptions, prepare
 from lm.language.sources import ReadOptions, locate
+from lm.steps import no_progress
 from lm.studies.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
 from lm.studies.copying_data import BATCH, HELD_OUT, _sequences, read_corpora
 from lm.studies.copying_figure import copying_tables, draw_copying
-from lm.studies.points import Points
+from lm.studies.sweep import Sweep
 from lm.text.lines import InputLog
 from tests.support.signals import signal_at
 
@@ -297,26 +298,30 @@ def test_what_is_no_such_corpus_is_refused(corpora: list[str], tmp_path: Path) -
         read_corpora([corpora[0], copies(tmp_path / "more", 2, 5)])
 
 
+def sweep(folder: Path) -> Sweep:
+    return Sweep(folder, POINTS, {"value": int}, 3, no_progress)
+
+
 def test_two_sweeps_in_one_folder_keep_the_points_of_both(tmp_path: Path) -> None:
     """As two processes do, each of which read the file before the other wrote."""
-    first, second = (Points(tmp_path / POINTS, {"value": int}) for _ in range(2))
+    first, second = (sweep(tmp_path) for _ in range(2))
     for number, points in enumerate((first, second, first)):
         points.measured({"number": number}, lambda number=number: {"value": number})
-    again = Points(tmp_path / POINTS, {"value": int})
+    again = sweep(tmp_path)
     assert [again.measured({"number": n}, dict)["value"] for n in range(3)] == [0, 1, 2]
     (tmp_path / POINTS).write_text((tmp_path / POINTS).read_text()[:-9])
     with pytest.raises(StorageError, match=r"points.jsonl:3: not a point of a sweep; remove the line"):
-        Points(tmp_path / POINTS, {"value": int})
+        sweep(tmp_path)
 
 
 def test_points_are_added_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, written = Points(tmp_path / POINTS, {"value": int}), []
+    kept, written = sweep(tmp_path), []
 
     def write(path: Path, data: bytes) -> None:
         assert not FileLock(path.with_name(f".{POINTS}.lock")).acquire(wait=False)
         written.append(data)
 
-    monkeypatch.setattr("lm.studies.points.write_atomic", write)
+    monkeypatch.setattr("lm.studies.sweep.write_atomic", write)
     kept.measured({"number": 1}, lambda: {"value": 1})
     assert len(written) == 1
 
