@@ -14,7 +14,7 @@ from lm.errors import ConfigError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.start import start_as
-from lm.huggingface.generation import IGNORED
+from lm.huggingface.generation import mean_loss
 
 # keys of the training objective beyond the loss of the labels
 OBJECTIVE = ("temperature_loss_scaling", "prior_penalty", "label_smoothing", "unlikelihood", "past_decode")
@@ -84,11 +84,8 @@ class HighrankForCausalLM(nn.Module):
         hidden = hidden.to(self.head.weight.dtype)  # transformers opens a model in the precision of its file
         if labels is None:
             return CausalLMOutput(logits=self.head.log_probs(hidden))
-        targets = labels[:, 1:].T
-        scored = targets != IGNORED
         before = hidden[:, :-1].transpose(0, 1)  # (T, B, H), so that a stream has one mask of latent dropout
-        loss = self.head.loss(before, targets.clamp(min=0), scored)
-        return CausalLMOutput(loss=loss / scored.sum().clamp(min=1))
+        return CausalLMOutput(loss=mean_loss(self.head, before, labels))
 
 
 @torch.no_grad()

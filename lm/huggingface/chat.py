@@ -121,7 +121,7 @@ def learn_form(library: Any, template: str, settings: Mapping[str, Any]) -> Chat
     ValueError with the problem if the template raises, never ends, puts something else last than the response
     and a special token, or does not keep the tokens of prompt and response apart.
     """
-    named = {name: _content(settings.get(name)) for name in _MARKS}
+    named = {name: token_text(settings.get(name)) for name in _MARKS}
     marks = {name: text for name, text in named.items() if text is not None}
     renderer = ChatRenderer(library, template, marks)
     around = {_around(renderer, talk, answer) for talk in _TALKS for answer in _ANSWERS}
@@ -159,7 +159,7 @@ def learn_form(library: Any, template: str, settings: Mapping[str, Any]) -> Chat
     raise ValueError("joins the end of a prompt and the beginning of a response in one token")
 
 
-def _content(value: object) -> str | None:
+def token_text(value: object) -> str | None:
     """Text of a special token, which is a text or an object with the text as ``content``."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lm.heads.states import Layers
+from lm.heads.head import Head
+from lm.heads.states import Layers, States
 from lm.trunks.trunk import RowState
 
 IGNORED = -100  # label of a position that is not scored, as in torch's cross entropy
@@ -90,15 +91,19 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
         if labels is None:
             log_probs = head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
             return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
-        targets = labels[:, 1:].T
-        scored = targets != IGNORED
         before = self.for_head(hidden.map(lambda states: states[:-1]))
-        loss = head.loss(before, targets.clamp(min=0), scored) / scored.sum().clamp(min=1)
-        return CausalLMOutputWithPast(loss=loss, past_key_values=cache)
+        return CausalLMOutputWithPast(loss=mean_loss(head, before, labels), past_key_values=cache)
 
     def for_head(self, hidden: Layers) -> Layers:
         """Hidden states (T, B, ·) in the shape for the head's own dropout."""
         return hidden
+
+
+def mean_loss(head: Head, before: States, labels: Tensor) -> Tensor:
+    """Mean loss of the labels (B, T) after the first that are scored, from the states before them."""
+    targets = labels[:, 1:].T
+    scored = targets != IGNORED
+    return head.loss(before, targets.clamp(min=0), scored) / scored.sum().clamp(min=1)
 
 
 def tuples(value: Any) -> Any:

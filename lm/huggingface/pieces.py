@@ -6,7 +6,7 @@ from typing import Any
 
 from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import StorageError
-from lm.huggingface.chat import learn_form, template_of
+from lm.huggingface.chat import learn_form, template_of, token_text
 from lm.huggingface.source import MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_settings, require_folder
 from lm.libraries import require_libraries
 from lm.text.chat_form import ChatForm
@@ -83,8 +83,8 @@ def _model_size(config: Mapping[str, Any]) -> int:
 
 def _mark(tokenizer: Any, value: object) -> int | None:
     """Id of a special token, named by a text or an object with the text as ``content``."""
-    content = value.get("content") if isinstance(value, dict) else value
-    index: int | None = tokenizer.token_to_id(content) if isinstance(content, str) else None
+    text = token_text(value)
+    index: int | None = None if text is None else tokenizer.token_to_id(text)
     return index
 
 
