@@ -97,11 +97,7 @@ def inputs_of(pieces: Iterable[Piece]) -> dict[str, Any]:
     """Sizes and hashes of what pieces read; nothing for a data set."""
     found: dict[str, Any] = {}
     for piece in pieces:
-        if isinstance(piece, FileRange):
-            place = f"{piece.path}:{piece.start}-{piece.stop}"
-            found[place] = {"size": piece.size, "sha256": piece.sha256()}
-        else:
-            found |= hash_inputs(piece.files)
+        found |= piece.content() if isinstance(piece, FileRange) else hash_inputs(piece.files)
     return found
 
 

@@ -241,8 +241,7 @@ def _identity(splits: Mapping[str, Sequence[Piece]]) -> dict[str, Any]:
         digest = hashlib.sha256()
         for piece in pieces:
             if isinstance(piece, FilePiece):
-                place = f"{piece.path}:{piece.start}-{piece.stop}"
-                found[place] = {"size": piece.size, "sha256": piece.sha256()}
+                found |= piece.content()
                 continue
             for line in piece.lines(InputLog("skip")):
                 digest.update(line.text.encode("utf-8", "surrogatepass") + b"\n")

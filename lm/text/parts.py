@@ -99,13 +99,14 @@ class FileRange:
             at += len(block)
         return self.stop
 
-    def sha256(self) -> str:
-        """SHA-256 of the bytes. DataError if the file is unreadable."""
+    def content(self) -> dict[str, dict[str, int | str]]:
+        """Size and SHA-256 of the bytes, by their place. DataError if the file is unreadable."""
         digest = hashlib.sha256()
         with open_regular(self.path) as stream:
             for block in bytes_between(stream, self.start, self.stop):
                 digest.update(block)
-        return digest.hexdigest()
+        place = f"{self.path}:{self.start}-{self.stop}"
+        return {place: {"size": self.size, "sha256": digest.hexdigest()}}
 
 
 def bytes_between(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
