@@ -1,6 +1,6 @@
 """Examples that one model predicts better than another: context, target and best guesses of both."""
 
-import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,7 +75,7 @@ def find_examples(
     blocks (n, V) that cover the targets ``ids`` (T,) in order. DivergenceError for NaN. ValueError if the
     blocks of the models differ in shape or do not cover the text.
     """
-    kept: list[tuple[float, int, BetterToken]] = []  # a heap with the smallest gain on top
+    best = list[BetterToken]()
     start, gain_sum, better = 0, 0.0, 0
     for block_a, block_b in zip(first, second, strict=True):
         if block_a.shape != block_b.shape:
@@ -90,35 +90,33 @@ def find_examples(
             )
         gain_sum += float(gains.sum())
         better += int((gains > 0).sum())
-        for row in (gains >= wanted.margin).nonzero()[:, 0].tolist():
-            key = (float(gains[row]), -(start + row))
-            if len(kept) == wanted.count and (not kept or key <= kept[0][:2]):
-                continue
-            at = start + row
+        least = best[-1].gain if len(best) == wanted.count > 0 else -math.inf
+        for row in torch.sort(gains, descending=True, stable=True).indices[: wanted.count].tolist():
+            at, gain = start + row, float(gains[row])
+            if gain < wanted.margin or gain <= least:
+                break
             example = BetterToken(
                 position=at,
                 context=[words[index] for index in ids[max(0, at - wanted.context) : at].tolist()],
                 target=words[int(ids[at])],
-                gain=float(gains[row]),
+                gain=gain,
                 log_prob={"a": float(log_a[row]), "b": float(log_b[row])},
                 guesses={
                     "a": _guesses(block_a[row], words, wanted.guesses),
                     "b": _guesses(block_b[row], words, wanted.guesses),
                 },
             )
-            heapq.heappush(kept, (*key, example))
-            if len(kept) > wanted.count:
-                heapq.heappop(kept)
+            best.append(example)
+        best = sorted(best, key=lambda one: one.gain, reverse=True)[: wanted.count]
         start += len(block_a)
     if start != len(ids):
         raise ValueError(f"got {start} rows for {len(ids)} tokens")
-    best = sorted(kept, key=lambda entry: entry[:2], reverse=True)
     return BetterTokens(
         tokens=start,
         margin=wanted.margin,
         mean_gain=gain_sum / max(1, start),
         share_better=better / max(1, start),
-        examples=[example for *_, example in best],
+        examples=best,
     )
 
 
