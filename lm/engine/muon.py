@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm.engine.optimizers import AdamW
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, those of the authors
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
@@ -45,7 +47,7 @@ def _blocks_of(part: nn.Module) -> Mapping[str, int]:
     return {}
 
 
-class Muon(torch.optim.AdamW):
+class Muon(AdamW):
     """AdamW whose groups with ``blocks`` above 0 are updated by Muon with Nesterov momentum.
 
     The learning rate of a matrix is multiplied by 0.2 · max(rows, columns)^½, so that its update has the

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.muon import Muon, hidden_matrices
+from lm.engine.optimizers import Adam, AdamW, Sgd
 from lm.errors import StorageError
 
 _HEAD = "head."  # beginning of the names of a head's parameters
@@ -25,10 +26,10 @@ def build_optimizer(config: OptimConfig, model: nn.Module, precision: str) -> to
         bfloat16 = precision == "bfloat16"
         return Muon(parameters, config.lr, config.betas, config.eps, *decays, bfloat16=bfloat16)
     if config.name == "sgd":
-        return torch.optim.SGD(
+        return Sgd(
             parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
         )
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    kind = Adam if config.name == "adam" else AdamW
     decay = config.weight_decay
     return kind(parameters, config.lr, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
 

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lm.engine.optimizers import EagerOptimizer
 
-class RowRms(torch.optim.Optimizer):
+
+class RowRms(EagerOptimizer):
     """RMSProp for matrices, with the mean square of a row instead of the square of each entry.
 
     An update is D · G, with a diagonal matrix D and the gradient G, so that it has the rank of G. Adam

@@ -89,6 +89,25 @@ def test_accumulated_batches_are_one_large_batch(optim: OptimConfig) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_updates_have_the_bits_of_torch(name: str) -> None:
+    settings: dict[str, Any] = {"momentum": 0.9} if name == "sgd" else {"betas": (0.9, 0.999)}
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
+    ours, theirs = Sum(), Sum()
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimConfig(name=name, lr=0.1, weight_decay=0.1, momentum=0.9 if name == "sgd" else 0.0)
+    optimizers = (
+        build_optimizer(config, ours, "float32"),
+        kind(trainable(theirs).values(), lr=0.1, weight_decay=0.1, fused=True, **settings),
+    )
+    for batch in torch.randn(3, 5, 4, dtype=torch.float64):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            model.loss(batch).objective.backward()
+            optimizer.step()
+    assert torch.equal(ours.linear.weight, theirs.linear.weight)
+
+
 @pytest.mark.parametrize("optim", CONFIGS, ids=lambda optim: f"{optim.name}-{optim.clip_norm:g}")
 def test_optimizers_continue_exactly_from_their_tensors(optim: OptimConfig) -> None:
     torch.manual_seed(1)

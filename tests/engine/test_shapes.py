@@ -14,18 +14,36 @@ from lm.engine.shapes import shapes_only
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
+from tests.support.tiny_training import write_corpus
 
-DESCRIBE = """
+TINY = """
+[data]
+train = "train.txt"
+valid = "valid.txt"
+test = "valid.txt"
+[model]
+embedding_size = 6
+hidden_sizes = [7]
+[train]
+batch_size = 2
+device = "cpu"
+"""
+LIGHT = """
 import importlib
 import sys
-for family, preset in (("lm", "ptb_mos"), ("dialog", "smalltalk_mos")):
-    main = importlib.import_module(f"{family}.cli").main
+describe = ["--set", "head.components=2", "--set", "cell.weight_rank=2"]
+train = ["tiny.toml", "--set", "train.max_steps=2", "--run"]
+for family, *arguments in (
+    ("lm", "describe", "ptb_mos", *describe),
+    ("dialog", "describe", "smalltalk_mos", *describe),
+    *(("lm", "train", *train, name, "--set", f"optim.name={name}") for name in ("adam", "adamw", "muon", "sgd")),
+):
     try:
-        main(["describe", preset, "--set", "head.components=2", "--set", "cell.weight_rank=2"])
+        importlib.import_module(f"{family}.cli").main(arguments)
     except SystemExit as ending:
         assert not ending.code
-assert "torch" in sys.modules
-assert "torch._dynamo" not in sys.modules
+    assert "torch" in sys.modules
+    assert "torch._dynamo" not in sys.modules, arguments
 """
 
 
@@ -63,9 +81,11 @@ def test_sizes_that_cannot_be_counted_are_a_mistake_in_the_config(size: int) -> 
         LanguageModel(config, 10_000)
 
 
-def test_describe_loads_no_compiler() -> None:
+def test_describe_and_train_load_no_compiler(tmp_path: Path) -> None:
+    """torch imports its compiler, which takes seconds, at the first call of an optimiser of torch.optim."""
+    write_corpus(tmp_path, TINY, train=20, valid=5, longest=9)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     ended = subprocess.run(
-        [sys.executable, "-c", DESCRIBE], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
     assert ended.returncode == 0, ended.stderr

@@ -40,6 +40,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lm.config.presets import presets_and_bases
 from tests.support.power import Recorder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -278,8 +279,10 @@ def load_everything() -> None:
         for found in pkgutil.walk_packages(module.__path__, f"{package}."):
             if not found.name.endswith("__main__") and not found.name.startswith(BRIDGES):
                 load(found.name)
-    for name in ("torch._dynamo", "safetensors.torch", "rich.table"):
+    for name in ("safetensors.torch", "rich.table"):
         importlib.import_module(name)
+    for family in ("lm", "dialog"):
+        presets_and_bases(family)  # read once, not by every child
     threads = (
         len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
     )

@@ -26,7 +26,6 @@ LOADED = (
     "lm.cli",
     "lm.language.train",
     "tests.support.forked",
-    "torch._dynamo",
 )
 HOST = "127.0.0.1"
 
