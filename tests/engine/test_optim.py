@@ -95,7 +95,7 @@ def test_updates_have_the_bits_of_torch(name: str) -> None:
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
     ours, theirs = Sum(), Sum()
     theirs.load_state_dict(ours.state_dict())
-    config = OptimConfig(name=name, lr=0.1, weight_decay=0.1, momentum=0.9 if name == "sgd" else 0.0)
+    config = OptimConfig.model_validate(settings | {"name": name, "lr": 0.1, "weight_decay": 0.1})
     optimizers = (
         build_optimizer(config, ours, "float32"),
         kind(trainable(theirs).values(), lr=0.1, weight_decay=0.1, fused=True, **settings),
