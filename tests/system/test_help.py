@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +9,11 @@ import pytest
 import typer
 
 from dialog.cli import app
+from dialog.cli import main as dialog_main
 from lm import __version__
 from lm.cli import app as lm_app
+from lm.cli import main as lm_main
+from lm.console.app import TABLE_COLUMNS
 from lm.console.options import config_completion
 from tests.support.command_lines import COMMANDS, LM_COMMANDS, Outcome, cpu_seconds_since, leaves, python
 
@@ -41,13 +42,14 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 @pytest.mark.parametrize("module", ["dialog", "lm"])
 def test_help_takes_hardly_more_than_a_second(module: str) -> None:
     """The best of three times: on a busy machine the same work takes half as long again."""
-    seconds = []
     for _ in range(3):
         before = os.times()
         ended = python("-m", module, "--help")
-        seconds.append(cpu_seconds_since(before))
+        seconds = cpu_seconds_since(before)
         assert f"Usage: {module} " in ended.stdout
-    assert min(seconds) < 1.5
+        if seconds < 1.5:
+            break
+    assert seconds < 1.5
     assert "--install-completion" in ended.stdout
 
 
@@ -61,15 +63,29 @@ def test_every_command_has_help_and_its_options_have_too(app: typer.Typer, names
             assert getattr(parameter, "help", "") or parameter.name == "help", (name, parameter.name)
 
 
+@pytest.fixture
+def shown_at(ending: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], str]:
+    """The help of a command in a terminal of so many columns; its form is chosen at import."""
+
+    def show(command: str, columns: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        family, *name = command.split()
+        if columns < TABLE_COLUMNS:
+            ended = python("-m", family, *name, "--help")
+            assert not ended.returncode
+            return ended.stdout
+        code, out, _ = ending({"dialog": dialog_main, "lm": lm_main}[family], *name, "--help")
+        assert code == 0
+        return out
+
+    return show
+
+
 @pytest.mark.parametrize(
     "command", ["dialog prepare", "lm prepare", "lm dynamic", "lm generate", "lm evaluate"]
 )
-def test_help_breaks_no_choice_at_80_columns(command: str) -> None:
-    family, name = command.split()
-    narrow = os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-    arguments = [sys.executable, "-m", family, name, "--help"]
-    ended = subprocess.run(arguments, env=narrow, capture_output=True, text=True, check=True)
-    shown = ended.stdout
+def test_help_breaks_no_choice_at_80_columns(command: str, shown_at: Callable[[str, int], str]) -> None:
+    shown = shown_at(command, 80)
     assert max(map(len, shown.splitlines())) <= 80
     cells = [cell for line in shown.splitlines() for cell in line.split()]
     assert all(cell.count("<") == cell.count(">") for cell in cells if "|" in cell)
@@ -79,11 +95,11 @@ def test_help_breaks_no_choice_at_80_columns(command: str) -> None:
     ("command", "columns"),
     [("dialog", 40), ("lm analyze", 40), ("lm tune", 40), ("dialog prepare", 60), ("lm dynamic", 80)],
 )
-def test_help_has_whole_names_of_options_in_a_narrow_terminal(command: str, columns: int) -> None:
+def test_help_has_whole_names_of_options_in_a_narrow_terminal(
+    command: str, columns: int, shown_at: Callable[[str, int], str]
+) -> None:
     family, *name = command.split()
-    narrow = os.environ | {"COLUMNS": f"{columns}", "TERMINAL_WIDTH": f"{columns}"}
-    arguments = [sys.executable, "-m", family, *name, "--help"]
-    shown = subprocess.run(arguments, env=narrow, capture_output=True, text=True, check=True).stdout
+    shown = shown_at(command, columns)
     group = typer.main.get_command({"dialog": app, "lm": lm_app}[family])
     asked = group.commands[name[0]] if name else group  # type: ignore[attr-defined]
     words = set(re.findall(r"--[\w-]+", shown))

@@ -1,13 +1,16 @@
 """The scripts that turn runs into tables and pictures."""
 
 import importlib
+import io
 import json
 import math
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +61,21 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float, family: str 
     return folder
 
 
-def run_script(*arguments: object) -> str:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def ended_script(script: Path, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a script in this process, which has loaded torch already."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.syspath_prepend(str(SCRIPTS))
+        patch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(script), run_name="__main__")
+    return int(left.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def run_script(script: Path, *arguments: object) -> str:
+    code, out, err = ended_script(script, *arguments)
+    assert not code, err
+    return out
 
 
 def test_results_table(tmp_path: Path) -> None:
@@ -113,13 +128,9 @@ def test_results_table_has_the_learned_factor_of_the_evaluated_weights(
 
 def test_results_table_keeps_no_seed_twice(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name / "mos-1", "mos", 1, 50.0) for name in ("a", "b")]
-    command = [sys.executable, SCRIPTS / "results_table.py", "--name", "test", *runs]
     options = ["--json", tmp_path / "mos.json", "--machine", "two cores"]
-    ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (
-        2,
-        "mos: two of its runs have the same seed; leave one out\n",
-    )
+    code, _, err = ended_script(SCRIPTS / "results_table.py", "--name", "test", *runs, *options)
+    assert (code, err) == (2, "mos: two of its runs have the same seed; leave one out\n")
 
 
 def evaluation_of(run: Path) -> dict[str, Any]:
@@ -230,10 +241,9 @@ def test_what_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
         ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "rank.json"),
         ("results_table.py", "--name", "test", run, "--analysis", tmp_path / "ranks.json"),
     ):
-        command = [sys.executable, SCRIPTS / script, *map(str, arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ended.returncode in (2, 3, 4)
-        assert ended.stderr.count("\n") == 1
+        code, _, err = ended_script(SCRIPTS / script, *arguments)
+        assert code in (2, 3, 4)
+        assert err.count("\n") == 1
     (run / "timing.jsonl").write_text("")
     with (run / "metrics.jsonl").open("a") as log:
         log.write('{"step": 30, "split": "valid", "nll": null}\n')
