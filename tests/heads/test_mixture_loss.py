@@ -1,10 +1,7 @@
 """The one-pass loss, its gradients and its memory, against formulas that keep every tensor."""
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ from lm.heads.links import EXP, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output
 from lm.heads.mixture_loss import PACKED, one_pass_loss, one_pass_nll
 from tests.support.launching import ROOT
+from tests.support.peak_memory import MEASURABLE, measured
 from tests.support.plain_heads import KINDS, H, N, V, example, make_head, naive_probabilities
 
 
@@ -185,15 +183,13 @@ def test_learned_scale_and_shift_receive_gradients() -> None:
     assert head.shift.grad.abs() > 0
 
 
-PEAKS = """
-import sys
-import torch
-sys.path.insert(0, "scripts")
-from benchmarks.timing import peak_megabytes
-from lm.heads.links import EXP
-from lm.heads.mixture_loss import PACKED, LossOptions, Output, one_pass_loss, one_pass_nll
+MEASURE = f"""
+sys.path.insert(0, "{ROOT}/scripts")
+from benchmarks.head import EXP, Inputs, LossOptions, ours
+from lm.heads.mixture_loss import Output, one_pass_loss
 
-def work(tokens, rows=0):
+
+def work(tokens, rows):
     sizes = (tokens, 4, 8), (tokens, 4), (20_000, 8), (20_000,)
     contexts, scores, weight, bias = (torch.randn(size, requires_grad=True) for size in sizes)
     targets = torch.randint(20_000, (tokens,))
@@ -204,48 +200,43 @@ def work(tokens, rows=0):
 
     return run
 
-work(128)()
-print(*(peak_megabytes(work(*case)) for case in ((128,), (1024,), (1024, 4096))))
+
+def left():
+    inputs = Inputs(15, 10_000, tokens=200)
+    inputs.gradients(ours(LossOptions(EXP), inputs))
+    before = status("RssAnon")
+    for _ in range(2):
+        inputs.gradients(ours(LossOptions(EXP), inputs))
+    return status("RssAnon") - before
+
+
+def measure(case):
+    if not case:
+        return left()
+    work(128, 0)()
+    return peak(work(*case))
 """
+NEEDS = pytest.mark.skipif(not MEASURABLE, reason="no high-water mark to reset")
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
-def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
+@pytest.fixture(scope="module")
+def megabytes() -> list[float]:
+    """Peaks of a loss of 128 tokens, of 1,024, and of these in one chunk; what two further losses leave."""
+    return [found / 1e6 for found in measured(MEASURE, [(128, 0), (1024, 0), (1024, 4096), ()])]
+
+
+@NEEDS
+def test_memory_does_not_grow_with_the_number_of_tokens(megabytes: list[float]) -> None:
     """Eight times the tokens have 290 MB more of logits, which show where all are in one chunk."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PEAKS],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    few, many, whole = map(float, ended.stdout.split())
+    few, many, whole, _ = megabytes
     assert many - few < 8, f"MB at the peak: {few}, {many}"
     assert whole - few > 200, "a peak that grows would not be seen"
 
 
-LEFT = """
-import sys
-import torch
-sys.path.insert(0, "scripts")
-from benchmarks.head import EXP, Inputs, LossOptions, ours
-from benchmarks.timing import _status
-
-inputs = Inputs(15, 10_000, tokens=200)
-for call in range(3):
-    inputs.gradients(ours(LossOptions(EXP), inputs))
-    if not call:
-        before = _status("RssAnon")
-print(_status("RssAnon") - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no resident set to read")
-def test_memory_of_a_loss_returns_to_the_system() -> None:
+@NEEDS
+def test_memory_of_a_loss_returns_to_the_system(megabytes: list[float]) -> None:
     """With gradients and logits on the heap, two further calls leave 20 to 30 MB more."""
-    command = [sys.executable, "-c", LEFT]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert float(ended.stdout) < 10
+    assert megabytes[-1] < 10
 
 
 def test_a_chunk_of_logits_is_bounded() -> None:
