@@ -150,12 +150,11 @@ HOSTILE = ("r\x1b[2Jx", "r\x1b]52;c;aGk=\x07x", "r\u202ex", "r\udcff", "r\n[/red
 
 @pytest.mark.parametrize(
     "name",
-    HOSTILE[:1]
-    + HOSTILE[3:4]
-    + tuple(pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE[1:3] + HOSTILE[4:]),
+    [HOSTILE[0] + HOSTILE[3], *(pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE)],
 )
 def test_names_are_shown_with_escapes(lab: Lab, tmp_path: Path, name: str) -> None:
     """Standard output takes UTF-8 alone here: a name that is none must not end what has done its work."""
+    escape = name.encode("ascii", "ignore").decode()
     for program in ("dialog", "lm"):
         shutil.copytree(lab.folder / f"{program}-run", tmp_path / f"{program}-{name}")
     shutil.copy(lab.folder / "text", tmp_path / f"text-{name}")
@@ -164,7 +163,7 @@ def test_names_are_shown_with_escapes(lab: Lab, tmp_path: Path, name: str) -> No
         ["dialog", "check", f"dialog-{name}"],
         ["dialog", "evaluate", f"dialog-{name}", "--limit", 2, "--output", f"hyps-{name}"],
         ["dialog", "score", f"hyps-{name}"],
-        ["dialog", "prepare", train, "--out", f"out-{name}"],
+        ["dialog", "prepare", train, "--out", f"out-{escape}"],  # Arrow opens no path that is not UTF-8
         ["dialog", "references", "--train", train, "--test", test, "--out", f"refs-{name}"],
         ["dialog", "train", lab.folder / "dialog.toml", "--run", f"new-{name}"],
         ["dialog", "compare", f"dialog-{name}", f"dialog-{name}"],
@@ -185,8 +184,6 @@ def test_names_are_shown_with_escapes(lab: Lab, tmp_path: Path, name: str) -> No
     for line in lines:
         ended = lab.server.run(line, tmp_path)
         said = lab.server.output.read_bytes().decode()  # strictly
-        if line[:2] == ["dialog", "prepare"] and not name.isascii():
-            continue  # Arrow opens no such path: the folder is written, and then refused
         wanted = 0 if not {"none", "command"} & {str(word).split("-")[0] for word in line} else ended.code
         assert "internal error" not in said
         assert ended.code in (wanted, 2), (line, ended)
@@ -204,7 +201,7 @@ def test_memory_that_runs_out_is_told_and_loses_nothing(lab: Lab, tmp_path: Path
     assert reference.code == 0, reference
     (tmp_path / "run").rename(tmp_path / "reference")
     codes = []
-    for megabytes in (4, 12, 20, 28, 36, 44, 60, 80, 100, 120, 150):
+    for megabytes in (4, 20, 36, 60, 100, 150):
         ended = lab.server.run(line, tmp_path, memory=megabytes << 20)
         codes.append(ended.code)
         assert ended.code in (0, 6), (megabytes, ended)
@@ -238,7 +235,9 @@ def test_commands_that_run_out_of_memory_say_so(lab: Lab, line: str) -> None:
 
 def test_an_interpreter_without_streams(tmp_path: Path) -> None:
     """Of the same, once with everything that Python itself does at its beginning and end."""
-    command = " ".join(interpreter(["dialog", "describe", "smalltalk_mos", "--json", "x.json"]))
+    (tmp_path / "x.txt").write_text("A: well\nB: yes\n")
+    line = ["dialog", "references", "--train", "x.txt", "--test", "x.txt", "--out", "x.json"]
+    command = " ".join(interpreter(line))
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.getcwd()}
     for streams, code in ((">&- 2>&- <&-", 0), (">/dev/full 2>/dev/full", 4)):
         ended = subprocess.run(
