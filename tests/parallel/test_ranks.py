@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_corpus(tmp_path, LM, train=120, valid=30, longest=9)
 
 
-@pytest.mark.parametrize("signalled", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("signalled", [pytest.param([0], marks=pytest.mark.slow), [1], [0, 1]])
 def test_a_signal_in_a_long_validation_ends_all_ranks_soon(
     folder: Path, signalled: list[int], ending: Ending
 ) -> None:
@@ -64,7 +64,13 @@ def test_a_signal_to_one_rank_saves_once_and_ends_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "size"), [(signal.SIGKILL, 2), (signal.SIGKILL, 4), (signal.SIGSTOP, 4)], ids=str
+    ("number", "size"),
+    [
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
+        (signal.SIGKILL, 4),
+        (signal.SIGSTOP, 4),
+    ],
+    ids=str,
 )
 def test_a_rank_that_is_killed_or_hangs_is_named_in_one_line(
     folder: Path, number: signal.Signals, size: int

@@ -9,7 +9,6 @@ import pytest
 from lm.cli import main
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.forked import ranks
-from tests.support.launching import command, ended
 from tests.support.outcomes import outcome
 from tests.support.tiny_talk import TALK, write_talk
 from tests.support.tiny_training import write_corpus
@@ -90,20 +89,9 @@ def trained(
     return outcome(folder / run)
 
 
-def test_two_processes_give_the_bits_of_one(
-    folder: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_give_the_bits_of_one(folder: Path) -> None:
     """With dropout, carried state and averaged weights; one process goes on where two have stopped."""
-    monkeypatch.chdir(folder)
-    for run in ("one", "two"):
-        first, last = (("train", "tiny.toml", "--run", run, "--set", f"train.max_steps={n}") for n in (4, 6))
-        if run == "one":
-            assert ending(main, *first)[0] == 0
-        else:
-            end = ended(folder, command("lm", *first, "--processes", "2"))
-            assert end.returncode == 0, end.stderr
-        assert ending(main, *last)[0] == 0
-    assert outcome(folder / "one") == outcome(folder / "two")
+    assert in_sittings(folder, "two", {4: 2, 6: 1}) == in_sittings(folder, "one", {4: 1, 6: 1})
 
 
 def test_shards_change_no_learning_rate(
@@ -152,7 +140,7 @@ def in_sittings(
 @pytest.mark.parametrize(
     ("name", "sittings"),
     [
-        ("mos", {3: 4, 5: 2, 6: 1, 7: 4}),
+        ("mos", {3: 4, 5: 1, 6: 2}),
         ("transformer", {3: 2, 5: 1, 6: 4}),
         pytest.param("doc", {3: 4, 5: 2, 6: 1, 7: 4}, marks=pytest.mark.slow),
     ],
