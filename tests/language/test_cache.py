@@ -183,7 +183,7 @@ def test_in_dynamic_evaluation_the_cache_has_the_adapted_model() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [("50",), ("50,0.5,0.1",), ("50,0.5,0.1", "--compat", "paper"), ("50,0.5,0.1", "--mc-samples", "2")],
+    [("50",), ("50,0.5,0.1", "--compat", "paper"), ("50,0.5,0.1", "--mc-samples", "2")],
     ids=str,
 )
 def test_lm_dynamic_reports_a_cache(

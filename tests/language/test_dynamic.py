@@ -135,8 +135,15 @@ def test_the_papers_settings_convert_to_the_published_numbers() -> None:
     )
 
 
-@pytest.mark.parametrize("paper", [False, True])
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize(
+    ("cell", "paper"),
+    [
+        *((cell, False) for cell in CELLS),
+        (CELLS[0], True),
+        *(pytest.param(cell, True, marks=pytest.mark.slow) for cell in CELLS[1:]),
+    ],
+    ids=str,
+)
 def test_learning_nothing_is_static_evaluation(cell: dict[str, Any], paper: bool) -> None:
     trained = tiny_lm(cell=cell, **HEADS[1])
     ids = ids_of(trained, 58)

@@ -185,10 +185,10 @@ def test_paper_validation_scores_one_token_less_and_divides_by_all(corpus: Path)
 @pytest.mark.parametrize(
     "same",
     [
-        'train.compat="none"',
+        pytest.param('train.compat="none"', marks=pytest.mark.slow),
         'train.compat="paper"',
-        "cell.kind=mogrifier",
-        "cell.kind=mlstm",
+        pytest.param("cell.kind=mogrifier", marks=pytest.mark.slow),
+        pytest.param("cell.kind=mlstm", marks=pytest.mark.slow),
         "cell.kind=mogrifier_gru",
         "window.partial_shuffle=true",
         "model.bigrams=31",

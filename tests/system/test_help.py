@@ -31,6 +31,7 @@ for run, command in commands:
     except SystemExit as ending:
         assert not ending.code, command
 heavy = {{"torch", "numpy", "datasets", "nltk", "sacrebleu", "sentencepiece", "matplotlib", "pyarrow"}}
+heavy |= {{"pandas", "optuna", "jinja2", "transformers"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     ended = python("-c", program)
