@@ -55,7 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the files that take longest first, so that parallel processes end together."""
-    slowest = ("tests/system/", "tests/parallel/", "tests/engine/", "tests/dialog/", "tests/tuning/")
+    slowest = (
+        "tests/system/",
+        "tests/parallel/",
+        "tests/engine/",
+        "tests/dialog/",
+        "tests/tuning/",
+        "tests/studies/",
+    )
     items.sort(key=lambda item: not item.nodeid.startswith(slowest))
 
 

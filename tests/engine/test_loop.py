@@ -84,7 +84,7 @@ def all_combinations() -> Iterator[Any]:
                 yield pytest.param(optimizer, schedule, average, marks=marks)
 
 
-@pytest.mark.parametrize(("optimizer", "schedule", "average"), all_combinations())
+@pytest.mark.parametrize(("optimizer", "schedule", "average"), list(all_combinations()))
 def test_stopping_and_resuming_at_every_step_changes_nothing(
     folder: Path, optimizer: str, schedule: str, average: str
 ) -> None:
