@@ -191,7 +191,9 @@ def test_the_tokenizer_gives_the_ids_of_transformers(pretrained_corpus: Path) ->
     assert loaded.encode("ab cd") == codec.encode("ab cd")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "gemma3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:3])]
+)
 def test_an_exported_run_has_the_scores_and_the_way_back(pretrained_corpus: Path, kind: str) -> None:
     """Transformers opens it without the folder of the pretrained model, also beyond a block."""
     from lm.export import export_run, import_run

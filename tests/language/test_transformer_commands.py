@@ -39,9 +39,9 @@ COMMANDS = [
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("runs")
     doc = {"kind": "doc", "components": 3, "lower_components": (1, 1)}
-    run = write_run(folder / "doc", lines=(300, 40, 60), trunk="transformer", **doc)
+    run = write_run(folder / "doc", lines=(120, 20, 30), trunk="transformer", **doc)
     mos = {"kind": "mos", "components": 2, "temperature": "contextual", "temperature_rank": 2}
-    other = write_run(folder / "mos", lines=(300, 40, 60), trunk="transformer", **mos)
+    other = write_run(folder / "mos", lines=(120, 20, 30), trunk="transformer", **mos)
     return {"RUN": str(run), "MOS": str(other), "TEXT": str(folder / "valid.txt")}
 
 

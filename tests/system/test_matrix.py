@@ -27,7 +27,7 @@ from tests.support.tiny_task import outcome, train
 
 BY_NAME = {row.name: row for row in ROWS}
 CHANGE = {  # cases for every change; rows that are not here have tests of their own, with as many
-    "C1": 20, "C2": 500, "E2": 100, "F": 60, "G2": 200, "H": 200, "J1": 30,
+    "C1": 10, "C2": 200, "E2": 40, "F": 30, "G2": 100, "H": 100, "J1": 15,
 }  # fmt: skip
 
 
