@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -222,13 +223,19 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     sys.exit(flush_output(code))
 
 
+@cache
+def command_of(app: typer.Typer) -> Any:
+    """The command of an app, built once for a process that runs several commands."""
+    return typer.main.get_command(app)
+
+
 def _run(app: typer.Typer, name: str, arguments: list[str]) -> str | int | None:
     """Run a command line and return its exit code; the first signal is a KeyboardInterrupt."""
     early = EarlyStop()
     try:
         early.install()
         _require_working_folder()
-        app(args=arguments, prog_name=name)
+        command_of(app)(args=arguments, prog_name=name)
     except SystemExit as ending:
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
             raise KeyboardInterrupt from None  # between the commands, where typer makes it 130 without a word

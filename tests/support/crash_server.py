@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.config.presets import presets_and_bases
+from lm.console.app import command_of
 from tests.support.power import Recorder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -281,8 +282,9 @@ def load_everything() -> None:
                 load(found.name)
     for name in ("safetensors.torch", "rich.table"):
         importlib.import_module(name)
-    for family in ("lm", "dialog"):
-        presets_and_bases(family)  # read once, not by every child
+    for family in ("lm", "dialog"):  # once, not by every child
+        presets_and_bases(family)
+        command_of(sys.modules[f"{family}.cli"].app)
     threads = (
         len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
     )
