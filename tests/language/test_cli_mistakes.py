@@ -77,7 +77,8 @@ def test_a_run_that_is_named_twice_counts_once_with_a_note(lm: Lm, inside: Path)
     ],
 )  # fmt: skip
 def test_mistakes(lm: Lm, inside: Path, command: str, code: int, message: str) -> None:
-    lm("evaluate", "runs/tiny")
+    if not Path("runs/tiny/evaluation/test.json").exists():
+        assert lm("evaluate", "runs/tiny")[0] == 0
     found, out, err = lm(*command.split())
     assert (found, out) == (code, "")
     assert message in err
