@@ -77,7 +77,9 @@ def _choice(tried: Tried | None, device: torch.device) -> Setting:
         return Setting("float32", "as products this small take little time")
     speed = speed_of(tried, device)
     value = "bfloat16" if speed > CLEARLY else "float32"
-    return Setting(value, f"as bfloat16 has {speed:.2g} times the speed of float32 here")
+    times = f"{speed:.2g}"
+    compared = "is as fast as float32" if times == "1" else f"has {times} times the speed of float32"
+    return Setting(value, f"as bfloat16 {compared} here")
 
 
 def speed_of(tried: Tried, device: torch.device) -> float:

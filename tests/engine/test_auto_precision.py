@@ -68,6 +68,16 @@ def test_a_value_that_is_given_is_taken(given: str, speed: Callable[[float], Non
     assert notes.lines == []
 
 
+@pytest.mark.parametrize("measured", [0.996, 1.0, 1.04])
+def test_equal_speeds_are_called_equal(
+    measured: float, speed: Callable[[float], None], tmp_path: Path
+) -> None:
+    speed(measured)
+    notes = Notes()
+    measured_precisions(resolved(), SIZES, CPU, tmp_path, notes)
+    assert notes.lines == ["head.products = float32, as bfloat16 is as fast as float32 here"]
+
+
 def test_small_products_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_precision, "speed_of", None)
     found = measured_precisions(resolved(), (600, 64), CPU, tmp_path, Notes())
