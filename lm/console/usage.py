@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from lm.config.mistakes import WORDING
+from lm.config.named_data import SPLITS
 from lm.config.settings import named_keys, require_distinct
 from lm.config.suggest import did_you_mean
 from lm.errors import ConfigError
@@ -16,6 +17,7 @@ _WORDING = {  # of the library's messages, and ours
     "Input should be less than or equal to": "must be at most",
     **WORDING,
 }
+_SAME = {"--run": "--out", "--out": "--run"}  # names of the folder that a command writes
 
 
 def usage_error(error: Any) -> ConfigError | None:
@@ -50,7 +52,7 @@ def _examples(context: Any) -> str:
 def _message(error: Any, context: Any) -> str:
     if context and (unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
-        return f"{unknown}: no such option{did_you_mean(unknown, options)}"
+        return f"{unknown}: no such option{_instead(unknown, options)}"
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
         return f"{unknown[1]}: no such command{did_you_mean(unknown[1], context.command.commands)}"
     parameter = getattr(error, "param", None)
@@ -66,6 +68,14 @@ def _message(error: Any, context: Any) -> str:
         return f"too many arguments: {extra[1]}{_examples(context)}"
     text = f"{message.rstrip('.')}{_given(error)}"
     return f"{name}: {text}" if name else text
+
+
+def _instead(unknown: str, options: list[str]) -> str:
+    """The option to use instead of an unknown one: that of the same purpose, or else the nearest name."""
+    if unknown == "--data" and "--set" in options:
+        return "; name the texts with " + " ".join(f"--set data.{split}=…" for split in SPLITS)
+    same = _SAME.get(unknown)
+    return f"; did you mean {same}?" if same in options else did_you_mean(unknown, options)
 
 
 def _name(parameter: Any) -> str:
