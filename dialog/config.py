@@ -13,7 +13,7 @@ from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import TransformerConfig
-from lm.trunks.names import PRETRAINED, trunk_kind
+from lm.trunks.names import PRETRAINED, Kinds, trunk_kind, unfit
 
 WHOLE_DIALOG = 100  # assumed responses of a whole dialog
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
@@ -147,8 +147,8 @@ class ModelConfig(Section):
     """Shared sizes and regularisation of encoder and decoder, or a pretrained model instead of both."""
 
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "trunk": {"recompute": Owner("a pretrained trunk", (PRETRAINED,))}
-        | dict.fromkeys(("embedding_size", "vectors", "init_range"), Owner("encoder and decoder", ("",)))
+        "trunk": {"recompute": Owner("a pretrained trunk", Kinds(PRETRAINED))}
+        | dict.fromkeys(("embedding_size", "vectors", "init_range"), Owner("encoder and decoder", Kinds("")))
     }
 
     embedding_size: Size = Field(200, description="size of the shared word embedding")
@@ -184,8 +184,8 @@ class ModelConfig(Section):
         kind = trunk_kind(self.trunk)
         if kind not in ("", PRETRAINED):
             raise ValueError(f"trunk = {self.trunk}: must be hf:FOLDER, or empty")
-        if wrong := self.misplaced("trunk", (kind,)):
-            raise ValueError(f"{wrong}; leave it out")
+        if wrong := self.misplaced("trunk", (self.trunk,)):
+            raise ValueError(unfit(self.trunk, wrong) if self.trunk else f"{wrong}; leave it out")
         return self
 
 
@@ -206,6 +206,15 @@ class DialogConfig(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     decode: DecodeConfig = DecodeConfig()
+
+    def idle(self) -> Mapping[str, str]:
+        """Tables of parts that the model lacks, each with the reason."""
+        if self.model.trunk:
+            return dict.fromkeys(("encoder", "decoder", "transformer", "cell"), "model.trunk")
+        kinds = {"encoder.kind": self.encoder.kind, "decoder.kind": self.decoder.kind}
+        transformers = [*kinds.values()].count("transformer")
+        unread = {0: ["transformer"], 1: [], 2: ["cell"]}[transformers]
+        return dict.fromkeys(unread, " and ".join(f"{key} = {kind}" for key, kind in kinds.items()))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -229,10 +238,9 @@ class DialogConfig(Section):
                     "data.chat_template = false: has no effect without model.trunk; leave it out"
                 )
             return self
-        sections = (("encoder", self.encoder), ("decoder", self.decoder), ("transformer", self.transformer))
-        for section, unused in (*sections, ("cell", self.cell)):
-            if name := unused.changed():
-                raise ValueError(f"{section}.{name}: has no effect with model.trunk; leave it out")
+        for table, reason in self.idle().items():
+            if name := getattr(self, table).changed():
+                raise ValueError(unfit(self.model.trunk, f"{table}.{name}: has no effect with {reason}"))
         wanted = {
             'data.tokenizer = "hf"': self.data.tokenizer == PRETRAINED,
             "data.lowercase = false": not self.data.lowercase,
@@ -257,12 +265,9 @@ class DialogConfig(Section):
             raise ValueError(
                 f"cell.{wrong}; " + (f"neither {kinds} has it" if cells else "no part has cells")
             )
-        unused = (
-            {"transformer": self.transformer} if len(cells) == 2 else {} if cells else {"cell": self.cell}
-        )
-        for section, settings in unused.items():
-            if name := settings.changed():
-                raise ValueError(f"{section}.{name}: has no effect on these kinds of encoder and decoder")
+        for table, reason in self.idle().items():
+            if name := getattr(self, table).changed():
+                raise ValueError(f"{table}.{name}: has no effect with {reason}; leave it out")
         for name, part, size in parts:
             if part.kind == "transformer" and (misfit := self.transformer.misfit(size)):
                 raise ValueError(f"the size of the {name}, {misfit}")

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from lm.config.mistakes import invalid, shortened, unknown
+from lm.config.mistakes import holds, invalid, shortened, unknown
 from lm.config.places import find_config, not_a_run, read_config_file
 from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
@@ -42,13 +42,41 @@ class Resolved(Generic[C]):
 def load_config(source: str, schema: type[C], *, family: str, overrides: Sequence[str] = ()) -> Resolved[C]:
     """Read the file or preset ``source`` of ``family``, its parents, and ``key=value`` overrides.
 
-    Raises ConfigError, one line, for a missing file, bad TOML, an unknown key or an invalid value.
+    Raises ConfigError, one line, for a missing file, bad TOML, an unknown key or an invalid value, and for an
+    override of a key without effect.
     """
     inherited, own = _file_settings(find_config(source, family), schema, ())
     changes = _override_settings(overrides, schema)
     if "extends" in changes:
         raise ConfigError(f"{COMMAND_LINE} extends: only a file can extend another; name that file instead")
-    return _build(schema, inherited | own, changes) if changes else _build(schema, inherited, own)
+    if not changes:
+        return _build(schema, inherited, own)
+    resolved = _build(schema, inherited | own, changes)
+    _require_owned(resolved.config, inherited | own, changes)
+    return resolved
+
+
+def _require_owned(config: BaseModel, settings: Settings, changes: Settings) -> None:
+    """Raise ConfigError for a change of a key that has no effect in the config.
+
+    A default that makes the config valid is allowed, because it undoes one of ``settings``.
+    """
+    for key in changes:
+        fewer = {name: change for name, change in changes.items() if name != key}
+        if (reason := _without_effect(config, key)) and holds(settings | fewer, type(config)):
+            raise ConfigError(f"{COMMAND_LINE} {key}: {reason}; leave it out")
+
+
+def _without_effect(config: BaseModel, key: str) -> str:
+    """The reason why a key of a config has no effect, by the owners of its table. Empty if it has one."""
+    table, _, name = key.rpartition(".")
+    section = getattr(config, table, None)
+    if not isinstance(config, Section) or not isinstance(section, Section):
+        return ""
+    if reason := config.idle().get(table):
+        return f"has no effect with {reason}"
+    owner = section.lacking(name)
+    return owner and f"belongs to {owner}"
 
 
 def require_effect(config: BaseModel, overrides: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from lm.config.section import deciding_keys, known_keys, known_tables
+from lm.config.section import deciding_keys, known_keys, known_tables, off_values
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import LONGEST_NAME, did_you_mean
 from lm.config.write import literal, setting_text
@@ -20,6 +20,7 @@ WORDING = {  # pydantic's wording of expectations, and ours
     "a valid string": "a string",
     "a valid tuple": "a list",
 }
+OWN_REMEDIES = ("begin", "check", "choose")  # first words of remedies that are better than defaults of keys
 
 
 def unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
@@ -57,14 +58,10 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         key = ".".join(location)
     message = first["msg"].removeprefix("Value error, ")
     if key not in keys:
-        culprit = _culprit(settings, changes, schema)
-        problem, _, own = message.partition("; ")
-        if culprit and not own.startswith("choose") and (usual := _remedy(key, merged, changes, schema)):
-            message = f"{problem}; {_told(usual, culprit)}"
-        return f"{culprit or _blame(key, message, merged)}: {f'[{key}] ' if key else ''}{message}"
+        return _inconsistent(key, message, settings, changes, schema)
     if key not in merged:
         return f"missing key {key}: set it in the config, or with --set {key}=…"
-    setting, subject = merged[key], key
+    setting, part = merged[key], ""
     if first["type"] in ("missing", "too_long", "too_short"):
         types = get_args(keys[key].annotation)
         number = f"{len(types)} values"
@@ -73,16 +70,46 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
             number = f"at most {most:,} values" if most else "one value or more"
         message = f"Input should be a list of {number}"
     elif isinstance(first["loc"][-1], int):
-        subject = f"every value of {key}"
+        part = "every value "
     for theirs, ours in WORDING.items():
         message = message.replace(theirs, ours)
     hint = (
         did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
     )
-    return f"{setting.where}: {subject} {message}, got {shortened(setting.value)}{hint}"
+    said = f"{message}, got {shortened(setting.value)}{hint}"
+    if setting.where == COMMAND_LINE:
+        return f"{COMMAND_LINE} {key}: {part}{said}"
+    return f"{setting.where}: {part and f'{part}of '}{key} {said}"
 
 
-def _holds(settings: Settings, schema: type[BaseModel]) -> bool:
+def _inconsistent(
+    table: str, message: str, settings: Settings, changes: Settings, schema: type[BaseModel]
+) -> str:
+    """One line on values that are valid by themselves: the place, and the message of the schema.
+
+    The message begins with a key, perhaps its value, and the problem. Its remedy comes after a semicolon.
+    """
+    merged, culprit = settings | changes, _culprit(settings, changes, schema)
+    problem, _, own = message.partition("; ")
+    if culprit and not own.startswith(OWN_REMEDIES) and (usual := _remedy(table, merged, changes, schema)):
+        own = _told(usual, changes[culprit].where)
+    named = re.match(r"([\w.]+)(?: = (.*?):|:|) (.+)", problem, re.DOTALL)
+    name = named[1] if named and "." in named[1] else f"{table}.{named[1]}" if named else ""
+    own = "leave it out" if name == culprit and own.startswith("begin") else own
+    remedy = own and f"; {own}"
+    if not culprit or changes[culprit].where != COMMAND_LINE:
+        place = changes[culprit].where if culprit else _blame(table, message, merged)
+    elif named and name == culprit:
+        value = f", got {named[2]}" if named[2] else ""
+        return f"{COMMAND_LINE} {culprit}: {named[3]}{value}{remedy}"
+    else:
+        place = f"{COMMAND_LINE} {culprit}"
+    prefix = f"[{table}] " if table and not problem.startswith(f"{table}.") else ""
+    return f"{place}: {prefix}{problem}{remedy}"
+
+
+def holds(settings: Settings, schema: type[BaseModel]) -> bool:
+    """True if the settings make a valid config."""
     try:
         schema.model_validate(nested(settings, schema))
     except ValidationError:
@@ -91,10 +118,10 @@ def _holds(settings: Settings, schema: type[BaseModel]) -> bool:
 
 
 def _culprit(settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
-    """Place of the first change without which the config is valid. Empty if there is none."""
-    for key, change in changes.items():
-        if _holds(settings | {name: other for name, other in changes.items() if name != key}, schema):
-            return f"{change.where} {key}" if change.where == COMMAND_LINE else change.where
+    """The first changed key without which the config is valid. Empty if there is none."""
+    for key in changes:
+        if holds(settings | {name: other for name, other in changes.items() if name != key}, schema):
+            return key
     return ""
 
 
@@ -106,17 +133,18 @@ def _remedy(table: str, merged: Settings, changes: Settings, schema: type[BaseMo
     keys, fixed = known_keys(schema), changes.keys() | deciding_keys(schema)
     inherited = {key: old.value for key, old in merged.items() if key not in fixed}
     defaults = {key: keys[key].get_default() for key in inherited if not keys[key].is_required()}
+    defaults |= {key: value for key, value in off_values(schema).items() if key in inherited}
     for start in (table, ""):
         usual = {
             key: Setting(value, DEFAULT)
             for key, value in defaults.items()
             if key.startswith(start and f"{start}.") and value != inherited[key]
         }
-        if not _holds(merged | usual, schema):
+        if not holds(merged | usual, schema):
             continue
         for key in [*usual]:
             fewer = {name: default for name, default in usual.items() if name != key}
-            if _holds(merged | fewer, schema):
+            if holds(merged | fewer, schema):
                 usual = fewer
         return {key: default.value for key, default in usual.items()}
     return {}

@@ -33,6 +33,7 @@ class Owner(NamedTuple):
 
     name: str  # in messages
     values: Container[object]
+    off: tuple[object, ...] = ()  # values of the other key, besides its default, that turn it off
 
 
 class Above:
@@ -49,6 +50,8 @@ class Section(BaseModel):
     """A table of a config file.
 
     ``owners`` maps a deciding key to the keys that have no effect for some of its values, and are refused.
+    A file may give them their defaults, as a whole config has every key. The command line may do so only to
+    undo what a config sets.
     ``readers`` is the same for keys that are refused only where they are given: on the command line, in a
     chat and in a request. In a file they may wait for another that changes the deciding key.
     """
@@ -87,10 +90,22 @@ class Section(BaseModel):
     def misplaced(self, key: str, values: Collection[str]) -> str | None:
         """The first non-default setting that has no effect for any of ``values`` of ``key``."""
         for name, owner in self.owners.get(key, {}).items():
-            changed = getattr(self, name) != type(self).model_fields[name].default
-            if changed and not any(value in owner.values for value in values):
+            unset = (type(self).model_fields[name].default, *owner.off)
+            if getattr(self, name) not in unset and not any(value in owner.values for value in values):
                 return f"{name} belongs to {owner.name}"
         return None
+
+    def lacking(self, key: str) -> str:
+        """The owner that ``key`` needs for an effect and that this table lacks. Empty if it lacks none."""
+        for decider, owned in self.owners.items():
+            value = getattr(self, decider, None)  # cells of dialog models have their kinds in other tables
+            if key in owned and value is not None and value not in owned[key].values:
+                return owned[key].name
+        return ""
+
+    def idle(self) -> Mapping[str, str]:
+        """Tables of this config of which nothing is read, each with the reason."""
+        return {}
 
 
 def _range_text(field: FieldInfo, most: float) -> str:
@@ -129,13 +144,28 @@ def known_keys(schema: type[BaseModel]) -> Mapping[str, FieldInfo]:
 @cache
 def deciding_keys(schema: type[BaseModel]) -> frozenset[str]:
     """Every dotted key of a schema whose value decides if other keys have an effect."""
-    sections = {name: field.annotation for name, field in schema.model_fields.items()}
-    return frozenset(
-        f"{name}.{key}"
-        for name, section in sections.items()
+    return frozenset(f"{name}.{key}" for name, section in _sections(schema).items() for key in section.owners)
+
+
+@cache
+def off_values(schema: type[BaseModel]) -> Mapping[str, object]:
+    """Values that turn a key off whose default does not, by dotted key."""
+    return {
+        f"{name}.{key}": owner.off[0]
+        for name, section in _sections(schema).items()
+        for owned in section.owners.values()
+        for key, owner in owned.items()
+        if owner.off
+    }
+
+
+def _sections(schema: type[BaseModel]) -> dict[str, type[Section]]:
+    found = {name: field.annotation for name, field in schema.model_fields.items()}
+    return {
+        name: section
+        for name, section in found.items()
         if isinstance(section, type) and issubclass(section, Section)
-        for key in section.owners
-    )
+    }
 
 
 @cache

@@ -11,14 +11,14 @@ from lm.engine.config import OptimConfig, TrainConfig
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import TransformerConfig
-from lm.trunks.names import PRETRAINED, trunk_kind
+from lm.trunks.names import PRETRAINED, Kinds, trunk_kind, unfit
 
-_WEIGHT_DROPOUT = 0.5
 _OWN = ("recurrent", "transformer")  # kinds of trunks that are trained from scratch
-_RECURRENT = Owner("the recurrent trunk", ("recurrent",))
-_TRANSFORMER = Owner("the transformer and hf trunks", ("transformer", PRETRAINED))
-_PRETRAINED = Owner("the hf trunk", (PRETRAINED,))
-_SIZED = Owner("trunks of chosen sizes", _OWN)
+_RECURRENT = Owner("the recurrent trunk", Kinds("recurrent"))
+_DROPS_WEIGHTS = _RECURRENT._replace(off=(0.0,))
+_TRANSFORMER = Owner("the transformer and hf trunks", Kinds("transformer", PRETRAINED))
+_PRETRAINED = Owner("the hf trunk", Kinds(PRETRAINED))
+_SIZED = Owner("the recurrent and transformer trunks", Kinds(*_OWN))
 _SIZES = (
     "embedding_size", "bigrams", "vectors", "hidden_sizes", "budget", "input_embedding_ratio",
     "embedding_init", "init_range", "hidden_dropout",
@@ -98,7 +98,7 @@ class ModelConfig(Section):
     """Sizes of the language model, its dropout and its penalties (Merity et al. 2018, §3-4)."""
 
     owners: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "trunk": {"attention_span": _TRANSFORMER, "recompute": _PRETRAINED}
+        "trunk": {"attention_span": _TRANSFORMER, "recompute": _PRETRAINED, "weight_dropout": _DROPS_WEIGHTS}
         | dict.fromkeys(("layer_sum", "state_dropout"), _RECURRENT)
         | dict.fromkeys(_SIZES, _SIZED)
     }
@@ -179,7 +179,7 @@ class ModelConfig(Section):
         " for each step",
     )
     weight_dropout: Rate = Field(
-        _WEIGHT_DROPOUT, description="dropout rate of the recurrent weights; a transformer has none"
+        0.5, description="dropout rate of the recurrent weights; a transformer has none"
     )
     activation_penalty: NotNegative = Field(
         2.0, description="AR: weight of the mean square of the last layer's outputs"
@@ -198,13 +198,12 @@ class ModelConfig(Section):
         kind = trunk_kind(self.trunk)
         if kind not in (*_OWN, PRETRAINED):
             raise ValueError(f"trunk = {self.trunk}: must be recurrent, transformer or hf:FOLDER")
-        if wrong := self.misplaced("trunk", (kind,)):
-            raise ValueError(f"{wrong}; remove it from a trunk of the kind {kind}")
-        if kind != "recurrent" and self.weight_dropout not in (0.0, _WEIGHT_DROPOUT):
-            raise ValueError("weight_dropout belongs to the recurrent trunk; set it to 0")
-        if self.trunk == "transformer" and len(set(self.hidden_sizes)) > 1:
+        if kind == "transformer" and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
             raise ValueError(f"hidden_sizes: the layers of a transformer have one size, not {sizes}")
+        if wrong := self.misplaced("trunk", (self.trunk,)):
+            remedy = f"{wrong}; remove it from a trunk of the kind {kind}"
+            raise ValueError(unfit(self.trunk, wrong) if kind == PRETRAINED else remedy)
         if self.layer_sum and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
             raise ValueError(
@@ -228,15 +227,22 @@ class LmConfig(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
 
+    def idle(self) -> Mapping[str, str]:
+        """Tables of other trunks, each with the reason."""
+        readers = {"cell": "recurrent", "transformer": "transformer"}
+        trunk = self.model.trunk
+        return {
+            table: f'model.trunk = "{trunk}"' for table, kind in readers.items() if trunk_kind(trunk) != kind
+        }
+
     @model_validator(mode="after")
     def _trunk_fits(self) -> Self:
         model, kind = self.model, trunk_kind(self.model.trunk)
-        sections = {"recurrent": ("cell", self.cell), "transformer": ("transformer", self.transformer)}
-        for owner, (section, unused) in sections.items():
-            if owner != kind and (name := unused.changed()):
-                raise ValueError(
-                    f'{section}.{name}: has no effect with model.trunk = "{model.trunk}"; leave it out'
-                )
+        for table, reason in self.idle().items():
+            if name := getattr(self, table).changed():
+                problem = f"{table}.{name}: has no effect with {reason}"
+                remedy = f"{problem}; leave it out"
+                raise ValueError(unfit(model.trunk, problem) if kind == PRETRAINED else remedy)
         if (
             kind == "transformer"
             and not model.budget
@@ -262,7 +268,7 @@ class LmConfig(Section):
     def _streams_known(self) -> Self:
         if self.head.prior_penalty_of == "streams" and self.model.dropout_masks == "per_step":
             raise ValueError(
-                'head.prior_penalty_of = "streams" needs the streams, which model.dropout_masks = "per_step"'
+                'head.prior_penalty_of = "streams": needs the streams, which model.dropout_masks = "per_step"'
                 ' hides; set one of them to "batch" or "shared"'
             )
         return self

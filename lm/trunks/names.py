@@ -3,6 +3,7 @@
 from pathlib import Path
 
 PRETRAINED = "hf"  # kind of the trunks that are models of transformers
+_EXAMPLES = "docs/huggingface.md"  # has a config of each family on such a trunk
 _PREFIX = f"{PRETRAINED}:"  # of the name of such a trunk, before the folder
 
 
@@ -14,6 +15,27 @@ def trunk_kind(name: str) -> str:
     if name in (PRETRAINED, _PREFIX):
         return _PREFIX  # lacks the folder
     return PRETRAINED if name.startswith(_PREFIX) else name
+
+
+class Kinds:
+    """The names of trunks of some kinds."""
+
+    def __init__(self, *kinds: str) -> None:
+        self._kinds = kinds
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and trunk_kind(name) in self._kinds
+
+
+def unfit(trunk: str, problem: str) -> str:
+    """The message for a config that does not fit its pretrained trunk.
+
+    A folder that does not exist comes first, since the user has to mend that in any case.
+    """
+    path = pretrained_path(trunk)
+    if path is not None and not path.exists():
+        return f"model.trunk = {trunk}: no such folder; check the path"
+    return f"{problem}; begin with a config without it, as in {_EXAMPLES}"
 
 
 def pretrained_path(name: str) -> Path | None:

@@ -78,8 +78,8 @@ def test_none_empties_an_optional_key_and_no_other(tmp_path: Path) -> None:
     assert load(path).head.embedding_size is None
     assert load(str(tmp_path / "base.toml"), "head.embedding_size=none").head.embedding_size is None
     assert load(path, "data.train=none", "optim.average=none").data.train == "none"
-    assert "--set: train.seed must be an integer, got 'none'" in rejection(path, "train.seed=none")
-    assert "embedding_size must be an integer, got 'nil'" in rejection(path, "head.embedding_size=nil")
+    assert "--set train.seed: must be an integer, got 'none'" in rejection(path, "train.seed=none")
+    assert "embedding_size: must be an integer, got 'nil'" in rejection(path, "head.embedding_size=nil")
 
 
 def test_a_mixture_of_one_is_a_mixture(tmp_path: Path) -> None:
@@ -243,6 +243,72 @@ def test_a_setting_of_a_part_that_a_model_lacks_is_refused(preset: str, setting:
     config = load_config(preset, DialogConfig, family="dialog", overrides=[setting]).config
     with pytest.raises(ConfigError, match=r"has no effect with ((en|de)coder\.kind|head\.components) = "):
         require_effect(config, [setting])
+
+
+@pytest.mark.parametrize(
+    ("preset", "setting", "told"),
+    [
+        ("ptb_small_transformer_mos", "model.weight_dropout=0.5", "belongs to the recurrent trunk"),
+        ("ptb_small_transformer_mos", "model.weight_dropout=0.3", "belongs to the recurrent trunk"),
+        ("ptb_small_transformer_mos", "model.weight_dropout=0", "belongs to the recurrent trunk"),
+        ("ptb_small_transformer_mos", "model.layer_sum=false", "belongs to the recurrent trunk"),
+        ("ptb_small_transformer_mos", "cell.kind=lstm", 'has no effect with model.trunk = "transformer"'),
+        ("ptb_small_mos", "transformer.heads=4", 'has no effect with model.trunk = "recurrent"'),
+        ("ptb_small_mos", "cell.rounds=5", "belongs to the mogrifier"),
+        ("ptb_small_mos", "head.gate_size=none", "belongs to head.kind = mixtape"),
+    ],
+)
+def test_a_default_that_has_no_effect_is_refused_where_it_is_given(
+    tmp_path: Path, preset: str, setting: str, told: str
+) -> None:
+    for source in (preset, write(tmp_path, f'extends = "{preset}"\n')):
+        with pytest.raises(ConfigError, match=r"^--set ") as error:
+            load_config(source, LmConfig, family="lm", overrides=[setting])
+        message = str(error.value)
+        assert message.startswith(f"--set {setting.partition('=')[0]}: {told}; ")
+
+
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_a_default_may_undo_what_a_preset_sets(tmp_path: Path, off: float) -> None:
+    """A file may give it in any case, as a whole config has every key."""
+    sizes = ["model.trunk=transformer", "model.hidden_sizes=[128, 128]"]
+    with pytest.raises(ConfigError, match=r"; add --set model\.weight_dropout=0\.0$"):
+        load_config("ptb_small_mos", LmConfig, family="lm", overrides=sizes)
+    given = [*sizes, f"model.weight_dropout={off}"]
+    assert (
+        load_config("ptb_small_mos", LmConfig, family="lm", overrides=given).config.model.weight_dropout
+        == off
+    )
+    own = write(tmp_path, f'extends = "ptb_small_transformer_mos"\n[model]\nweight_dropout = {off}\n')
+    assert load_config(own, LmConfig, family="lm").config.model.weight_dropout == off
+
+
+@pytest.mark.parametrize(
+    ("preset", "schema", "key"),
+    [("ptb_small_mos", LmConfig, "weight_dropout"), ("smalltalk_mos", DialogConfig, "embedding_size")],
+)
+def test_a_preset_with_sizes_is_no_start_for_a_pretrained_trunk(
+    in_tmp: Path, preset: str, schema: type[LmConfig | DialogConfig], key: str
+) -> None:
+    """A folder that does not exist is named before a key that does not fit."""
+
+    def told(source: str, *overrides: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            load_config(source, schema, family=schema.family, overrides=overrides)
+        return str(error.value)
+
+    trunk = "model.trunk=hf:folder"
+    assert told(preset, trunk) == "--set model.trunk: no such folder, got hf:folder; check the path"
+    own = write(in_tmp, f'extends = "{preset}"\n[model]\ntrunk = "hf:folder"\n')
+    assert told(own) == f"{own}:3: model.trunk = hf:folder: no such folder; check the path"
+    (in_tmp / "folder").mkdir()
+    said = told(preset, trunk)
+    assert said.startswith(f"--set model.trunk: [model] {key} belongs to ")
+    assert said.endswith("; begin with a config without it, as in docs/huggingface.md")
+    assert told(own).endswith(said.partition(": ")[2])
+    own = write(in_tmp, '[model]\ntrunk = "hf:folder"\n')
+    if schema is LmConfig:
+        assert told(own, "model.embedding_size=400").endswith(" transformer trunks; leave it out")
 
 
 @pytest.mark.parametrize("schema", [LmConfig, DialogConfig])

@@ -127,7 +127,7 @@ UNFIT = [
     ("data.vocab_size=50", "data.vocab_size"),
     ("data.context=9", "lower data.context"),
     ("decoder.layers=2", "decoder.layers: has no effect"),
-    ("model.embedding_size=9", "embedding_size belongs to"),
+    ("model.embedding_size=9", "--set model.embedding_size: belongs to"),
     ("head.context_activation=tanh", "set head.context_activation = none"),
     ("head.output_bias=false", "set head.output_bias = true"),
 ]

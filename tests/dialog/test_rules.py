@@ -279,10 +279,10 @@ def test_words_become_tokens_or_are_refused() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("decode.groups=3", r"groups = 3: must divide beam = 5"),
-        ("decode.diversity=2.0", r"diversity does nothing with groups = 1"),
-        ('decode.forbid=["a", " "]', "forbid has an empty phrase"),
-        ("decode.require=rain", r"decode\.require must be a list"),
+        ("decode.groups=3", r"groups: must divide beam = 5, got 3"),
+        ("decode.diversity=2.0", r"diversity: does nothing with groups = 1"),
+        ('decode.forbid=["a", " "]', "forbid: has an empty phrase"),
+        ("decode.require=rain", r"decode\.require: must be a list"),
     ],
 )
 def test_what_conflicts_is_refused(setting: str, message: str) -> None:

@@ -209,10 +209,10 @@ def test_runs_of_the_other_direction_are_refused(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["select=mmi"], r"select = mmi: needs a backward run; set decode\.mmi_run"),
-        (["mmi_weight=1.0"], r"mmi_weight belongs to decode\.select = mmi; decode\.select is score"),
-        (["candidates=20"], r"candidates belongs to decode\.select = mbr or mmi; decode\.select is score"),
-        (["select=mbr", "candidates=3"], r"candidates = 3: must be at least nbest = 5"),
+        (["select=mmi"], r"decode\.select: needs a backward run, got mmi; set decode\.mmi_run"),
+        (["mmi_weight=1.0"], r"mmi_weight: belongs to decode\.select = mmi; decode\.select is score"),
+        (["candidates=20"], r"candidates: belongs to decode\.select = mbr or mmi; decode\.select is sc"),
+        (["select=mbr", "candidates=3"], r"candidates: must be at least nbest = 5, got 3"),
     ],
 )
 def test_keys_of_another_selection_are_refused(settings: list[str], message: str) -> None:

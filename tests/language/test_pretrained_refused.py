@@ -135,7 +135,7 @@ UNFIT: list[tuple[list[str], int, str]] = [
         ["head.kind=softmax", "head.context_activation=tanh", "head.components=1", "head.tied=true"],
         2, "head.tied",
     ),
-    (["model.hidden_dropout=0.5"], 2, "hidden_dropout belongs to"),
+    (["model.hidden_dropout=0.5"], 2, "--set model.hidden_dropout: belongs to"),
     (["data.train=text/train.txt", "data.valid=text/valid.txt"], 3, 'data.tokenizer = "hf"'),
     (["model.trunk=recurrent", "model.attention_span=256"], 2, "needs a pretrained trunk"),
     (["model.trunk=hf:"], 2, "recurrent, transformer or hf:FOLDER"),

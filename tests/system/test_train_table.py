@@ -117,7 +117,7 @@ def test_a_signal_saves_the_training_and_the_same_command_resumes(table: Path) -
 
 
 def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
-    negative = f"{table}: --set: train.seed must be greater than or equal to 0, got -1\n"
+    negative = f"{table}: --set train.seed: must be greater than or equal to 0, got -1\n"
     for wrong, message in (
         (("--heads", "mof"), "--heads mof: choose from softmax, mos\n"),
         (("--seeds", "-1"), negative),
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
         ("seeds = [1]", "seeds = []", r"two\.toml:6: seeds: list should have at least 1 item"),
         ("unit =", "units =", r"two\.toml:8: units: unknown key; did you mean unit\?"),
         ('unit = "dialog"\n', "", r"two\.toml: unit: field required"),
-        ("max_steps=2", "max_steps=x", r"train\.max_steps must be an integer"),
+        ("max_steps=2", "max_steps=x", r"train\.max_steps: must be an integer"),
         ("train.max_steps=2", "train.seed=2", r"two\.toml: settings: leave out train\.seed"),
         (
             "[heads]",
