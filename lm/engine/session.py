@@ -63,6 +63,7 @@ class Family(Generic[C, D]):
     ``load`` returns the codec and the data. ``describe`` returns the sizes of a config for a number of words.
     ``needed`` computes the bytes needed from the section ``memory`` of these sizes. ``task`` builds the model
     and the task. ``local`` replaces files that the config names by copies that the run has of them.
+    ``check`` raises an error if a new run cannot begin as its config says.
     """
 
     load: Callable[[C, Path], tuple[Codec, D]]
@@ -72,6 +73,7 @@ class Family(Generic[C, D]):
     needed: Callable[[Mapping[str, int]], int] = lambda memory: memory["training"]
     free: frozenset[str] = frozenset()  # keys besides RESUMABLE that may change on resume
     local: Callable[[C, Path], C] = lambda config, folder: config
+    check: Callable[[C, Codec], None] = lambda config, codec: None
 
 
 def train_run(
@@ -122,6 +124,9 @@ def _train(
     if group.size > 1 and device.type == "cuda":
         raise ConfigError('train.device: several processes train on the CPU only; set train.device="cpu"')
     codec, data = group.every(lambda: family.load(config, folder))  # before the folder is made
+    begun = group.share(lambda: CheckpointStore.of(folder).begun)  # other ranks may not have the folder
+    if not begun:
+        group.every(lambda: family.check(config, codec))
     words = len(codec.vocabulary)
     described = family.describe(config, words)
     group.every(
@@ -133,7 +138,6 @@ def _train(
     )
     config = family.local(resolved.config, folder)
     seed_everything(config.train.seed)
-    begun = group.share(lambda: CheckpointStore.of(folder).begun)  # other ranks may not have the folder
     place = Place(folder, device, described, begun)
     ready = group.every(lambda: family.task(config, codec, data, place))
     busy = load_note() if device.type == "cpu" else ""

@@ -28,13 +28,23 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy weights or averages into the model; raises StorageError if they do not fit."""
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip().rstrip(".")
-        raise StorageError(
-            f"the saved weights do not fit the model: {reason}; was config.json edited?"
-        ) from error
+    if reason := misfit(model_tensors(model), tensors):
+        raise StorageError(f"the saved weights do not fit the model: {reason}; was config.json edited?")
+    model.load_state_dict(tensors)
+
+
+def misfit(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
+    """First difference between two models in names and shapes, ``""`` without one. Values are not read."""
+    for name, tensor in here.items():
+        if name not in there:
+            return f"{name} is missing there"
+        if there[name].shape != tensor.shape:
+            return f"{name} is {_sizes(there[name])} there, and {_sizes(tensor)} here"
+    return next((f"{name} is missing here" for name in there if name not in here), "")
+
+
+def _sizes(tensor: Tensor) -> str:
+    return " × ".join(f"{size:,}" for size in tensor.shape) or "one number"
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -4,12 +4,15 @@ import json
 import os
 from pathlib import Path
 
+from torch import Tensor
+
 from lm.config.load import Resolved, override
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
 from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
-from lm.engine.state import load_model_tensors
+from lm.engine.shapes import shapes_only
+from lm.engine.state import load_model_tensors, misfit, model_tensors
 from lm.errors import ConfigError, require
 from lm.huggingface.starting import local, require_pretrained, start_pretrained, trunk_file
 from lm.language.config import LmConfig
@@ -17,10 +20,10 @@ from lm.language.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
 from lm.language.pretrained_trunk import block_note, require_vocabulary
-from lm.language.sizes import with_sizes
+from lm.language.sizes import sized, with_sizes
 from lm.language.task import LmTask
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import DATA, codec_of, config_of, require_unchanged
+from lm.runs.inputs import CONFIG, DATA, codec_of, config_of, opened_run
 from lm.text.vectors import VECTORS_HASH
 from lm.text.vocabulary import Codec
 from lm.trunks.names import pretrained_path
@@ -94,7 +97,9 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
         random = 'train.freeze = "trunk": the trunk would stay random; set train.start_from to a run'
         require(pretrained or config.train.freeze != "trunk", random)
         if config.train.start_from:
-            hashes[START_HASH] = _start(model, codec, Path(config.train.start_from))
+            commit = CheckpointStore.of(Path(config.train.start_from)).open("best")
+            load_model_tensors(model, commit.inference_tensors())
+            hashes[START_HASH] = commit.state_sha256
         elif sha256 := start_pretrained(config, model.layers, model.embedding, model.head):
             hashes[TRUNK_HASH] = sha256
     path = "" if config.train.start_from else config.model.vectors  # a finetuned model has its embedding
@@ -107,21 +112,36 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
     return Ready(task, hashes, notes, trunk_file(config), config.head.start == "pretrained")
 
 
-def _start(model: LanguageModel, codec: Codec, source: Path) -> str:
-    """Load the best weights of another run into the model. Return the hash of that commit's state."""
-    require_unchanged(source)
-    other = codec_of(source)
+def _require_start(config: LmConfig, codec: Codec) -> None:
+    """Raise ConfigError if ``train.start_from`` names a run of another vocabulary or model.
+
+    StorageError for no run. Weights are not read.
+    """
+    source = Path(config.train.start_from)
+    if not config.train.start_from:
+        return
+    trained, other = opened_run(source, LmConfig)
     if other.fingerprint != codec.fingerprint:
         raise ConfigError(
             f"train.start_from = {source}: trained with another vocabulary; use that run's data"
         )
-    commit = CheckpointStore.of(source).open("best")
-    load_model_tensors(model, commit.inference_tensors())
-    return commit.state_sha256
+    if reason := misfit(_shapes(config, codec), _shapes(local(trained, source), codec)):
+        raise ConfigError(
+            f"train.start_from = {source}: has other weights than this config: {reason};"
+            f" set the kinds and sizes of head and layers as {source / CONFIG} has them"
+        )
+
+
+def _shapes(config: LmConfig, codec: Codec) -> dict[str, Tensor]:
+    """Parameters and buffers of a model by name, without values."""
+    words = codec.vocabulary
+    with shapes_only():
+        return model_tensors(LanguageModel(sized(config, len(words)), len(words), words.eos))
 
 
 FAMILY = Family(
     local=local,
+    check=_require_start,
     load=_load,
     describe=describe,
     remedy="lower train.batch_size, head.components, window.length or the model's sizes",

@@ -12,6 +12,7 @@
 
 import json
 import os
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -44,6 +45,7 @@ from lm.runs.inputs import (
     changed_config,
     file_hashes,
     recorded,
+    require_program,
     require_same_files,
 )
 from lm.runs.metrics_log import MetricsLog
@@ -196,10 +198,22 @@ def _holder(path: Path) -> str:
 def require_same_config(folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> None:
     """Raise ConfigError like :meth:`Run.open`, before data are read, which another config may make fail.
 
-    Raises StorageError if other files of the run changed since its training.
+    Raises StorageError for an imported run, or if other files of the run changed since its training.
     """
+    _require_training(folder, family_of(type(resolved.config)))
     _changed(folder / CONFIG, resolved, resumable_keys)
     require_same_files(folder)
+
+
+def _require_training(folder: Path, family: str) -> None:
+    """Raise StorageError for a run that was imported, whose one commit holds weights but no training."""
+    commit = CheckpointStore.of(folder).newest()
+    if commit is None or commit.state:
+        return
+    require_program(folder, family)
+    started = f"--set train.start_from={shlex.quote(str(folder))} --run NEW"
+    remedy = f"train a new run from its weights: {started}" if family == "lm" else "choose another --run"
+    raise StorageError(f"{visible(folder)}: imported without optimiser state, so not resumable; {remedy}")
 
 
 def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> bool:

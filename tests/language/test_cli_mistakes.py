@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lm_workspace import Lm, names
+from tests.support.outcomes import files_below
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,15 @@ def test_a_run_that_is_named_twice_counts_once_with_a_note(lm: Lm, inside: Path)
         ("train tiny.toml --run x --set data.train=p/train --set data.vocab_size=9", 2, "--vocab-size\n"),
         ("train tiny.toml --run x --set data.train=p", 3, "p/train or p/valid or p/test"),
         ("describe tiny.toml --set head.kind=mosss", 2, "did you mean moss?\n"),
+        (
+            "train tiny.toml --run x --set train.start_from=runs/tiny --set model.hidden_sizes=[8,6]", 2,
+            "runs/tiny: has other weights than this config: layers.0.weight_ih_l0 is 28 × 6 there, and 32 × 6"
+            " here; set the kinds and sizes of head and layers as runs/tiny/config.json has them\n",
+        ),
+        (
+            "train tiny.toml --run x --set train.start_from=runs/soft", 2,
+            "runs/soft: has other weights than this config: head.latent.weight is missing there; set",
+        ),
         ("finetune runs/tiny --set model.embedding_size=2", 2, "fixed when the run was trained"),
         ("dynamic runs/tiny --setting paper-mos-pbt", 2, "did you mean paper-mos-ptb?\n"),
         ("dynamic runs/tiny --setting x", 2, "choose from default"),
@@ -87,6 +97,23 @@ def test_mistakes(lm: Lm, inside: Path, command: str, code: int, message: str) -
     assert message in err
     assert err.count("\n") == 1
     assert not (inside / "x").exists()
+
+
+def test_an_imported_run_resumes_no_training_but_begins_one(lm: Lm, inside: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out, run, new = (str(tmp_path / name) for name in ("out", "back", "new"))
+    assert lm("export", "runs/tiny", "--to", "hf", out)[0] == 0
+    assert lm("import", out, "--run", run)[0] == 0
+    before = files_below(Path(run))
+    code, _, said = lm("train", "tiny.toml", "--run", run)
+    remedy = f"--set train.start_from={run} --run NEW"
+    assert (code, said) == (
+        4,
+        f"{run}: imported without optimiser state, so not resumable; train a new run from its weights:"
+        f" {remedy}\n",
+    )
+    assert files_below(Path(run)) == before
+    assert lm("train", "tiny.toml", *remedy.replace("NEW", new).split())[0] == 0
 
 
 def test_a_mistake_is_told_before_torch_is_loaded(inside: Path) -> None:
