@@ -31,7 +31,7 @@ class DataError(HighrankError):
 
 
 class StorageError(HighrankError):
-    """A checkpoint that is missing, corrupt or foreign, a locked run folder, a full disk."""
+    """A missing, unsuitable, corrupt or locked run, model or result; a full disk."""
 
     exit_code = 4
 
