@@ -244,8 +244,9 @@ def _without_nulls(value: object) -> object:
 
 
 def _unknown(path: str, name: str, schema: type[BaseModel] | None) -> ApiError:
-    """The error object of a key that a schema lacks, with the key of the schema that is probably meant."""
-    hint = did_you_mean(name, schema.model_fields) if schema else ""
+    """The error object of a key that a schema lacks, with the key that is probably meant, or all keys."""
+    keys = schema.model_fields if schema else {}
+    hint = did_you_mean(name, keys) or (f"; choose from {', '.join(keys)}" if keys else "")
     return ApiError(
         400, f"{quoted(path)}: unknown parameter{hint}", param=quoted(path), code="unknown_parameter"
     )

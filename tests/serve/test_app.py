@@ -100,7 +100,11 @@ def test_what_is_not_supported_gets_an_error_object(
     ("body", "says"),
     [
         (ask("a", temprature=1), "temprature: unknown parameter; did you mean temperature?"),
-        (ask("a", frobnicate=1), "frobnicate: unknown parameter"),
+        (
+            ask("a", frobnicate=1),
+            "frobnicate: unknown parameter; choose from model, n, seed, temperature, top_p, max_tokens, stop,"
+            " stream, stream_options, user, decode, messages, max_completion_tokens, logprobs, top_logprobs",
+        ),
         (ask("a", stream=True, stream_options={"usage": 1}), "stream_options.usage: unknown parameter"),
         ({"model": "toy", "messages": []}, "messages: needs at least one message"),
     ],
