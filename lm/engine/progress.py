@@ -46,6 +46,7 @@ class PlainReporter:
                 self._meter.step(event)
                 self._progress()
             case Validated():
+                self._meter.pause()
                 self._write(event.line())
             case Note():
                 self._write(visible(event.line))
@@ -86,6 +87,7 @@ class RichReporter:
                 self._meter.step(event)
                 self._safely(self._live.start)  # not earlier, because a finished run has no update to show
             case Validated():
+                self._meter.pause()
                 self._print(event.line())
             case Note():
                 self._print(event.line)
@@ -195,14 +197,27 @@ class Meter:
 
     def start(self, step: int, goal: Goal) -> None:
         self._goal, self._first_step, self._started = goal, step, self._clock()
+        self._began = self._seen = self._started  # of the first update, and the last event
+        self._paused = 0.0  # seconds of validations
         self._last = Update(step, 0, math.nan, math.nan, math.nan, 0)
         self._recent.clear()
         self._recent.append((self._started, 0.0, 0))
 
     def step(self, update: Update) -> None:
-        self._last = update
+        self._last, self._seen = update, self._clock()
         if math.isfinite(update.nll):
-            self._recent.append((self._clock(), update.nll * update.tokens, update.tokens))
+            self._recent.append((self._seen - self._paused, update.nll * update.tokens, update.tokens))
+
+    def pause(self) -> None:
+        """Leave the time since the last event, a validation, out of the speed.
+
+        One before the first update is also left out of the time left, because the updates do not repeat it.
+        """
+        now = self._clock()
+        self._paused += now - self._seen
+        self._seen = now
+        if self._last.step == self._first_step:
+            self._began = now
 
     @property
     def nll(self) -> float:
@@ -212,7 +227,7 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed over the last 50 updates."""
+        """Speed over the last 50 updates, without validations."""
         seconds = self._recent[-1][0] - self._recent[0][0]
         return sum(entry[2] for entry in list(self._recent)[1:]) / seconds if seconds > 0 else 0.0
 
@@ -228,13 +243,13 @@ class Meter:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds left at the present speed; None if unknown."""
-        elapsed = self._clock() - self._started
+        """Seconds left at the mean pace of updates and the validations among them; None if unknown."""
+        now = self._clock()
         left = []
         if self._goal.seconds:
-            left.append(max(0.0, self._goal.seconds - elapsed))
+            left.append(max(0.0, self._started + self._goal.seconds - now))
         if self._goal.steps and self._last.step > self._first_step:
-            pace = elapsed / (self._last.step - self._first_step)
+            pace = (now - self._began) / (self._last.step - self._first_step)
             left.append(max(0.0, pace * (self._goal.steps - self._last.step)))
         return min(left) if left else None
 

@@ -71,6 +71,22 @@ def test_the_meter_averages_over_tokens_and_time() -> None:
     assert meter.line(3) == ""
 
 
+def test_validations_are_not_counted_as_updates() -> None:
+    time = Clock()
+    meter = Meter(time)
+    meter.start(0, Goal(4, 0.0))
+    time.now += 30.0
+    meter.pause()
+    time.now += 2.0
+    meter.step(update(1))
+    assert (meter.tokens_per_second, meter.remaining) == (5.0, 6.0)
+    time.now += 10.0
+    meter.pause()
+    time.now += 2.0
+    meter.step(update(2))
+    assert (meter.tokens_per_second, meter.remaining) == (5.0, 14.0)
+
+
 @pytest.mark.parametrize(
     ("goal", "done", "remaining"),
     [
