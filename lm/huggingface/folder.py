@@ -150,10 +150,13 @@ def whole_tensors(model: "nn.Module", stored: "Mapping[str, Tensor]") -> "dict[s
 
 
 def _require_whole(folder: Path) -> None:
-    """Raise StorageError unless the files of the run itself are as they were exported."""
+    """Raise StorageError unless all files except the card exist, and those of the run itself are unchanged.
+
+    Transformers may have written other ones over its own, but cannot open the folder without them.
+    """
     for name, sha256 in _written(folder).items():
-        path = folder / name
-        if name.startswith(f"{OWN_FOLDER}/") and not (path.is_file() and sha256_file(path) == sha256):
+        path, own = folder / name, name.startswith(f"{OWN_FOLDER}/")
+        if name != CARD and not (path.is_file() and (not own or sha256_file(path) == sha256)):
             raise StorageError(f"{visible(path)}: missing or damaged; export the run again")
 
 
@@ -175,8 +178,6 @@ def require_export(folder: Path, command: str) -> None:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (f"highrank_{command}", f"highrank_{command}_stream"):
         raise StorageError(f"{path}: not of a model of `{command}`; use the other command line")
-    if not (folder / WEIGHTS).is_file():
-        raise StorageError(f"{folder / WEIGHTS}: missing; export the run again")
 
 
 def require_new_run(run: Path) -> None:

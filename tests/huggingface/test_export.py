@@ -268,6 +268,19 @@ def test_an_import_notices_one_flipped_byte(tmp_path: Path) -> None:
     import_run(out, tmp_path / "new")
 
 
+def test_an_import_needs_every_file_except_the_card(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_run(write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), out)
+    (out / "README.md").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors"):
+        (out / name).rename(tmp_path / name)
+        with pytest.raises(StorageError, match=rf"{name}: missing or damaged; export the run again"):
+            import_run(out, tmp_path / "new")
+        (tmp_path / name).rename(out / name)
+        assert not (tmp_path / "new").exists()
+    import_run(out, tmp_path / "new")
+
+
 def test_bad_folders_are_refused_in_one_line(
     tmp_path: Path, ending: Callable[..., tuple[int, str, str]]
 ) -> None:

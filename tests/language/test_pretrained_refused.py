@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file
-from transformers import MambaConfig
+from transformers import AutoTokenizer, MambaConfig
 
 from lm.cli import main
 from lm.errors import StorageError
@@ -96,6 +96,19 @@ def test_a_bad_folder_gets_one_line_with_the_remedy(
         assert (code, error.count("\n")) == (expected, 1), (name, error)
         assert said in error, (name, error)
         assert not Path("run", "checkpoints").exists()
+
+
+def test_a_prepared_text_needs_no_tokenizer_of_the_folder(
+    pretrained_corpus: Path, ending: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert ending(main, "prepare", "text", "--out", "data", "--tokenizer", "hf:folder")[0] == 0
+    Path("folder/tokenizer.json").unlink()
+    assert ending(main, "train", "run.toml", "--run", "run", "--set", "train.max_steps=1")[0] == 0
+    assert ending(main, "export", "run", "out")[0] == 0
+    assert len(AutoTokenizer.from_pretrained("out")) == 300
+    code, _, error = ending(main, "prepare", "text", "--out", "again", "--tokenizer", "hf:folder")
+    assert (code, error.count("\n")) == (4, 1)
+    assert "tokenizer.json: missing" in error
 
 
 def test_a_kind_without_keys_and_values_is_refused(tmp_path: Path) -> None:
