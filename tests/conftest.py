@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import gc
 import os
 import random
 import shutil
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "tests/studies/",
     )
     items.sort(key=lambda item: not item.nodeid.startswith(slowest))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are kept to the end: let no garbage collection walk through them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

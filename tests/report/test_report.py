@@ -303,7 +303,9 @@ def test_changes_turn_round_with_the_runs(tmp_path: Path) -> None:
     assert there["bleu/1/recall"][0] == pytest.approx(after - before)
 
 
-@pytest.mark.parametrize("settings", [(), ("optim.betas=[0.8, 0.9]", "head.gate_size=none", "train.seed=7")])
+@pytest.mark.parametrize(
+    "settings", [(), ("optim.betas=[0.8, 0.9]", "head.embedding_size=none", "train.seed=7")]
+)
 def test_the_command_of_a_training_gives_its_config(settings: tuple[str, ...]) -> None:
     resolved = load_config("smalltalk_softmax", DialogConfig, family="dialog", overrides=settings)
     command = train_command(resolved, Path("runs/a b"), "dialog")
