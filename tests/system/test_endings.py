@@ -157,6 +157,8 @@ def test_names_are_shown_with_escapes(lab: Lab, tmp_path: Path, name: str) -> No
     escape = name.encode("ascii", "ignore").decode()
     for program in ("dialog", "lm"):
         shutil.copytree(lab.folder / f"{program}-run", tmp_path / f"{program}-{name}")
+    for file in ("text", "hyps", "refs", "json", "scores"):  # one name is that of a file in a folder
+        (tmp_path / f"{file}-{name}").parent.mkdir(exist_ok=True)
     shutil.copy(lab.folder / "text", tmp_path / f"text-{name}")
     train, test = (lab.folder / "dialog-corpus" / f"{split}.jsonl" for split in ("train", "test"))
     lines: list[list[object]] = [
