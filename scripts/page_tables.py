@@ -62,6 +62,7 @@ PAIRS = {  # labels of further tests by file
         ("MoC ×4, K = 3, dropout .1", "softmax, dropout .1"),
         ("MoS ×4, K = 3, dropout .1", "softmax, dropout .1"),
         ("MoS ×4, K = 3, dropout .1", "softmax ×4, dropout .1"),
+        ("DOC ×4, 2 + 1 components of two layers, dropout .1", "MoS ×4, K = 3, dropout .1"),
     ),
     "switchboard_bleu": (
         ("MFS ×4, K = 3, four parts", "MoS ×4, K = 3"),
