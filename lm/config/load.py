@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from lm.config.mistakes import holds, invalid, shortened, unknown
+from lm.config.mistakes import holds_without, invalid, shortened, unknown
 from lm.config.places import find_config, not_a_run, read_config_file
 from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
@@ -62,8 +62,8 @@ def _require_owned(config: BaseModel, settings: Settings, changes: Settings) -> 
     A default that makes the config valid is allowed, because it undoes one of ``settings``.
     """
     for key in changes:
-        fewer = {name: change for name, change in changes.items() if name != key}
-        if (reason := _without_effect(config, key)) and holds(settings | fewer, type(config)):
+        reason = _without_effect(config, key)
+        if reason and holds_without(key, settings, changes, type(config)):
             raise ConfigError(f"{COMMAND_LINE} {key}: {reason}; leave it out")
 
 

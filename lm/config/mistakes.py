@@ -108,7 +108,12 @@ def _inconsistent(
     return f"{place}: {prefix}{problem}{remedy}"
 
 
-def holds(settings: Settings, schema: type[BaseModel]) -> bool:
+def holds_without(key: str, settings: Settings, changes: Settings, schema: type[BaseModel]) -> bool:
+    """True if settings and changes make a valid config without the change of ``key``."""
+    return _holds(settings | {name: other for name, other in changes.items() if name != key}, schema)
+
+
+def _holds(settings: Settings, schema: type[BaseModel]) -> bool:
     """True if the settings make a valid config."""
     try:
         schema.model_validate(nested(settings, schema))
@@ -119,10 +124,7 @@ def holds(settings: Settings, schema: type[BaseModel]) -> bool:
 
 def _culprit(settings: Settings, changes: Settings, schema: type[BaseModel]) -> str:
     """The first changed key without which the config is valid. Empty if there is none."""
-    for key in changes:
-        if holds(settings | {name: other for name, other in changes.items() if name != key}, schema):
-            return key
-    return ""
+    return next((key for key in changes if holds_without(key, settings, changes, schema)), "")
 
 
 def _remedy(table: str, merged: Settings, changes: Settings, schema: type[BaseModel]) -> dict[str, object]:
@@ -140,12 +142,11 @@ def _remedy(table: str, merged: Settings, changes: Settings, schema: type[BaseMo
             for key, value in defaults.items()
             if key.startswith(start and f"{start}.") and value != inherited[key]
         }
-        if not holds(merged | usual, schema):
+        if not _holds(merged | usual, schema):
             continue
         for key in [*usual]:
-            fewer = {name: default for name, default in usual.items() if name != key}
-            if holds(merged | fewer, schema):
-                usual = fewer
+            if holds_without(key, merged, usual, schema):
+                del usual[key]
         return {key: default.value for key, default in usual.items()}
     return {}
 
