@@ -193,7 +193,6 @@ class DialogConfig(Section):
     """A whole dialog run, as ``dialog train`` reads it."""
 
     family: ClassVar[str] = "dialog"
-    before: ClassVar[Mapping[str, str]] = {"data.max_response": "data.max_tokens"}
     extends: str = Field("", description="parent config, relative to this file")
     about: str = Field("", description="description in one line, shown by `dialog presets`")
     data: DataConfig = DataConfig()

@@ -22,8 +22,7 @@ _UNREADABLE = (  # exceptions of zipfile and NumPy for damaged files
 )  # fmt: skip
 _LIMIT = 1 << 30  # bytes of a spectrum's file
 _ARRAYS = ("singular_values", "shape")
-_TEXTS = ("weights_sha256", "ids_sha256")
-_LATER = ("checkpoint", "fingerprint")  # texts that older files lack
+_TEXTS = ("weights_sha256", "ids_sha256", "checkpoint", "fingerprint")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class RankResult:
     """Singular values of a (T, V) matrix of float64, largest first, with their model and text.
 
     ``fingerprint`` is that of the manifests of the ``checkpoint`` at the time of the measurement, so that
-    later changes are found without the model. Both are "" in files of older versions.
+    later changes are found without the model.
     """
 
     singular_values: NDArray[np.float64]  # (min(T, V),)
@@ -91,10 +90,7 @@ class RankResult:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file of :meth:`save`. Raises StorageError if it is missing, damaged or foreign.
-
-        Thresholds in files of older versions are ignored.
-        """
+        """Read a file of :meth:`save`. Raises StorageError if it is missing, damaged or foreign."""
         data = read_file(path, limit=_LIMIT)
         try:
             arrays = _arrays(data)
@@ -107,7 +103,7 @@ class RankResult:
                 bool(np.isfinite(values).all() and (values >= 0).all()), "singular values are not negative"
             )
             _require(bool((np.diff(values) <= 0).all()), "singular values are in falling order")
-            texts = {name: str(arrays[name].item()) for name in (*_TEXTS, *_LATER) if name in arrays}
+            texts = {name: str(arrays[name].item()) for name in _TEXTS}
         except _UNREADABLE as error:
             detail = " ".join(str(error).split())
             raise StorageError(f"{path}: not a stored spectrum ({detail}); measure the rank again") from error
@@ -118,8 +114,8 @@ def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
     """Arrays of an ``.npz`` by name, without unpickling."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         _require(sum(entry.file_size for entry in archive.infolist()) <= _LIMIT, "it is not too large")
-        arrays, later = {}, [name for name in _LATER if f"{name}.npy" in archive.namelist()]
-        for name in (*_ARRAYS, *_TEXTS, *later):
+        arrays = {}
+        for name in (*_ARRAYS, *_TEXTS):
             with archive.open(f"{name}.npy") as entry:
                 arrays[name] = np.lib.format.read_array(entry, allow_pickle=False)
     return arrays

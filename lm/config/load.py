@@ -171,9 +171,6 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     match saved:
         case {"config": dict(values), "provenance": dict(provenance)}:
             settings = _flatten(values, {}, schema, path)
-            for key, decided in keys_before(schema).items():
-                if key not in settings and decided in settings:
-                    settings[key] = settings[decided]
             resolved = _build(schema, settings)
             known = {key: str(where) for key, where in provenance.items() if key in resolved.provenance}
             return Resolved(resolved.config, resolved.provenance | known)
@@ -183,12 +180,6 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
 def family_of(schema: type[BaseModel]) -> str:
     """The command line of a config, ``dialog`` or ``lm``. Empty for a config of neither."""
     return str(getattr(schema, "family", ""))
-
-
-def keys_before(schema: type[BaseModel]) -> Mapping[str, str]:
-    """Keys that older saved configs lack, and the older key that each replaces."""
-    found: Mapping[str, str] = getattr(schema, "before", {})
-    return found
 
 
 def require_family(path: Path, saved: object, family: str) -> None:

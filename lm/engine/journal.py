@@ -6,6 +6,7 @@ from contextlib import suppress
 from lm.engine.state import Progress
 from lm.errors import StorageError
 from lm.measures import perplexity
+from lm.runs.commit import FileRecord
 from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import Run
 
@@ -60,15 +61,14 @@ class Journal:
         self._metrics.sync()
         return self._metrics.offset, self._timing.offset
 
-    def require(self, size: int, sha256: str) -> bool:
-        """True if the log begins with the ``size`` bytes that a commit recorded, False if the log is empty.
+    def require(self, log: FileRecord) -> bool:
+        """True if the log begins with the bytes that a commit recorded, False if the log is empty.
 
-        Raises StorageError if the log is shorter or its bytes differ. ``sha256`` is empty for commits that
-        recorded none.
+        Raises StorageError if the log is shorter or its bytes differ.
         """
-        if size and not self._metrics.offset:
+        if log.size and not self._metrics.offset:
             return False
-        if self._metrics.offset < size or (sha256 and self._metrics.sha256(size) != sha256):
+        if self._metrics.offset < log.size or self._metrics.sha256(log.size) != log.sha256:
             raise StorageError(f"{self._metrics.path}: not what was logged up to the checkpoint; {LOG_LOST}")
         return True
 

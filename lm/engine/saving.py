@@ -15,6 +15,7 @@ from lm.errors import StorageError
 from lm.heads import kernel_choice
 from lm.heads.rows import cache_bytes
 from lm.runs.checkpoint import Commit
+from lm.runs.commit import FileRecord
 from lm.runs.inputs import RECORD, record_of
 from lm.runs.run import Run
 
@@ -68,7 +69,7 @@ class Saver:
                 )
             self._journal.resume(0, 0.0)
             return
-        whole = self._journal.require(*_log_of(commit))
+        whole = self._journal.require(_log_of(commit))
         self._load(commit, whole)
         self._settle()
         facts: Any = commit.facts
@@ -80,7 +81,7 @@ class Saver:
             self._lost_log()
             self._commit()
         for name, now in self._circumstances().items():
-            was = facts.get(name, now)  # an older version may not have recorded it
+            was = facts.get(name, now)  # a GPU has no instructions and cache
             if was != now:
                 self._report(Note(f"{name} was {was}, is {now}: results may differ"))
 
@@ -94,7 +95,7 @@ class Saver:
         except StorageError:
             return False
         try:
-            whole = self._journal.require(*_log_of(commit))
+            whole = self._journal.require(_log_of(commit))
         except StorageError:  # the log was restarted after that commit
             whole = False
         self._load(commit, whole)
@@ -134,6 +135,7 @@ class Saver:
     def _commit(self) -> None:
         progress = self._training.progress
         metrics, timing = self._journal.flush()
+        # in the state, too: so a commit replaces one of the same step whose log is lost
         state = self._training.values() | {"metrics_bytes": metrics}
         facts: dict[str, JSON] = {
             **self._circumstances(),
@@ -171,7 +173,7 @@ class Saver:
         self._committed_best = list(progress.best)
         self._point()
         self._store.prune(kept)
-        self._journal.cut(_log_of(commit)[0] if keep_log else 0)
+        self._journal.cut(_log_of(commit).size if keep_log else 0)
         self.dirty = False
 
     def _circumstances(self) -> dict[str, str | int]:
@@ -200,12 +202,9 @@ def commit_step(progress: Progress, train: TrainConfig) -> bool:
     return progress.step == 0 or progress.validated == progress.step or by_steps
 
 
-def _log_of(commit: Commit) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of the log at a commit; the hash is empty for older versions."""
+def _log_of(commit: Commit) -> FileRecord:
+    """Size and SHA-256 of the log at a commit. Raises StorageError if the commit does not record them."""
     record = record_of(commit)
-    if record:
-        return record.log.size, record.log.sha256
-    size = commit.state.get("metrics_bytes")
-    if type(size) is not int or size < 0:
-        raise StorageError(f"{commit.path}: of another version of Highrank; train in a new --run folder")
-    return size, ""
+    if record is None:
+        raise StorageError(f"{commit.path}: has no record of its run; train in a new --run folder")
+    return record.log

@@ -270,7 +270,7 @@ def _again(
         if not train:
             own = shlex.quote(f"{run.name}.toml")
             train = f"{family.program} train {own} --run {shlex.quote(str(run))}  # {own}: the config below"
-        evaluate = evaluation.details.get("command", "# evaluated by a version that kept no command")
+        evaluate = evaluation.details.get("command", "# not recorded")
         lines += [train, str(evaluate)]
         try:
             text = config_text(resolved.config)

@@ -32,7 +32,7 @@ from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import CORPUS
 from lm.text.prepared_folder import damaged_outputs
 
-_OLDER = "imported, or of an older version, so nothing is known to compare its files and its log with"
+_IMPORTED = "imported, so nothing is known to compare its files and its log with"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def check_run(run: Path) -> RunCheck:
             )
     else:
         problems += _damages(run)
-        notes.append(f"{visible(run)}: {_OLDER}")
+        notes.append(f"{visible(run)}: {_IMPORTED}")
     problems += damaged_records(run)
     if os.path.lexists(run / CORPUS):
         problems += damaged_outputs(run / CORPUS)

@@ -50,7 +50,7 @@ T = TypeVar("T")
 Pointer = Literal["last", "best"]
 POINTERS: tuple[Pointer, ...] = get_args(Pointer)
 CHECKPOINTS = "checkpoints"  # their folder in a run
-AVERAGES = ("average-best", "average")  # the mean of the k best, and its name in older commands
+AVERAGE = "average-best"  # the mean of the k best
 MEND_POINTER = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
 _REPETITIONS = 10  # of a reading that fails while commits change
 _SLACK = 1 << 20  # bytes of a commit besides its tensors
@@ -192,7 +192,7 @@ class CheckpointStore:
     def _named(self, which: str) -> list[tuple[int, Path]]:
         """Current steps of a checkpoint name, and their folders."""
         folders = dict(self._folders())
-        if which in AVERAGES:
+        if which == AVERAGE:
             self._require_best(every=True)
             steps = self.best()
         else:
@@ -211,12 +211,12 @@ class CheckpointStore:
 
     def weights(self, which: str) -> dict[str, "Tensor"]:
         """Weights for inference: ``last``, ``best``, ``step-N`` or ``average-best``, a mean of the k best."""
-        if which not in AVERAGES:
+        if which != AVERAGE:
             return self.open(which).inference_tensors()
-        return self.undisturbed(lambda: self._average(which))
+        return self.undisturbed(self._average)
 
-    def _average(self, which: str) -> dict[str, "Tensor"]:
-        steps = self.steps(which)
+    def _average(self) -> dict[str, "Tensor"]:
+        steps = self.steps(AVERAGE)
         if not steps:
             raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
         return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)

@@ -2,13 +2,13 @@
 
 A record is ``{"format", "result", "contexts", "details", "sha256"}``. ``result`` is the displayed result.
 ``contexts`` has its summands by column, which comparisons resample. ``details`` are for reports: samples, the
-use of components, and the command. ``sha256`` is the hash of the rest. Older records lack the last two.
+use of components, and the command. ``sha256`` is the hash of the rest.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -116,7 +116,7 @@ R = TypeVar("R", bound=EvaluationResult)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation saved in a run, as JSON. Older ones lack fields of today."""
+    """An evaluation saved in a run, as JSON."""
 
     run: str
     result: JsonObject
@@ -260,11 +260,6 @@ def _require_same_weights(path: Path, run: Path, result: JsonObject, again: str)
             raise DataError(f"{path}: checkpoint {name} of {other['run']} has changed since; {again}")
 
 
-def damaged(record: Mapping[str, Any]) -> bool:
-    """True if a record does not match its hash; older records, which lack one, are trusted."""
-    return not is_sealed(record) and record.keys() - {"details"} != {"format", "result", "contexts"}
-
-
 def damaged_records(run: Path) -> Iterator[str]:
     """One line for each damaged evaluation of a run."""
     for path in sorted((run / EVALUATIONS).glob("*.json")):
@@ -280,7 +275,7 @@ def _intact_record(path: Path, remedy: str) -> JsonObject:
         record = read_json(path)
     except StorageError as error:
         raise StorageError(f"{str(error).split(';')[0]}; {remedy}") from error
-    if not isinstance(record, dict) or damaged(record):
+    if not isinstance(record, dict) or not is_sealed(record):
         raise StorageError(f"{visible(path)}: edited or damaged; {remedy}")
     return record
 

@@ -8,7 +8,7 @@ Every commit records, in its facts under ``run``::
     log       size and SHA-256 of metrics.jsonl
 
 The record of the newest commit is valid. ``config.json`` may change on resume, so it also holds its own
-SHA-256. Older versions recorded none of these.
+SHA-256. An imported run has no record.
 """
 
 import hashlib

@@ -21,11 +21,10 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from lm.config.difference import Flat, changed_keys, changes_text, flat, flat_config
-from lm.config.load import Resolved, family_of, keys_before, require_family, save_config
+from lm.config.load import Resolved, family_of, require_family, save_config
 from lm.disk.filelock import FileLock
 from lm.disk.storage import (
     JSON,
-    SEAL,
     is_sealed,
     make_folder,
     read_json,
@@ -223,9 +222,6 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
         return True
     now = flat_config(resolved.config)
     before = flat_config(type(resolved.config)()) | was  # newer keys had their default
-    for key, decided in keys_before(type(resolved.config)).items():
-        if key not in was and now[key] == was.get(decided):  # another key had its role
-            before[key] = now[key]
     if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
         changes = changes_text(fixed, before, now, 8)
         raise ConfigError(
@@ -250,7 +246,6 @@ def _saved_config(path: Path, resolved: Resolved[Any]) -> tuple[Flat | None, boo
     require_family(path, saved, family_of(type(resolved.config)))
     if not isinstance(saved, dict) or not isinstance(saved.get("config"), dict) or "provenance" not in saved:
         raise StorageError(f"{path}: not the config of a run; choose a new or empty folder with --run")
-    whole = is_sealed(saved)
-    if SEAL in saved and not whole:
+    if not is_sealed(saved):
         raise StorageError(f"{path}: edited or damaged; restore it, or remove the folder")
-    return flat(saved["config"]), whole
+    return flat(saved["config"]), True

@@ -199,7 +199,7 @@ def read_search(folder: Path) -> dict[str, Any]:
         raise StorageError(f"{folder}: contains no search; omit --show, or name the --out of a search")
     saved: Any = read_json(path)
     whole = isinstance(saved, dict) and {"family", "config", "space", "sampler", "seed"} <= saved.keys()
-    if not whole or (SEAL in saved and not is_sealed(saved)):  # older ones have no seal
+    if not whole or not is_sealed(saved):
         raise StorageError(f"{path}: damaged or foreign; restore it, or choose another --out")
     return {name: value for name, value in saved.items() if name != SEAL}
 

@@ -29,24 +29,11 @@ def test_a_spectrum_comes_back_as_it_was(tmp_path: Path) -> None:
         assert arrays["shape"].tolist() == [30, 20]
 
 
-def test_a_spectrum_names_its_checkpoint_which_older_files_lack(tmp_path: Path) -> None:
-    path, result = tmp_path / "spectrum.npz", replace(spectrum_of(9), checkpoint="step-3", fingerprint="f")
-    result.save(path)
+def test_a_spectrum_names_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "spectrum.npz"
+    replace(spectrum_of(9), checkpoint="step-3", fingerprint="f").save(path)
     loaded = RankResult.load(path)
     assert (loaded.checkpoint, loaded.fingerprint) == ("step-3", "f")
-    names, limits = zip(*result.thresholds.items(), strict=True)
-    older = {
-        "singular_values": result.singular_values,
-        "shape": np.array(result.shape),
-        "threshold_names": np.array(names),
-        "threshold_values": np.array(limits),
-        "weights_sha256": np.array("w"),
-        "ids_sha256": np.array("i"),
-    }
-    np.savez(path, **older, allow_pickle=True)
-    loaded = RankResult.load(path)
-    assert (loaded.rank, loaded.weights_sha256, loaded.ids_sha256) == (result.rank, "w", "i")
-    assert (loaded.checkpoint, loaded.fingerprint) == ("", "")
 
 
 def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
@@ -65,6 +52,8 @@ def test_a_damaged_or_foreign_spectrum_is_refused(tmp_path: Path) -> None:
         "shape": np.array([4, 5]),
         "weights_sha256": np.array("w"),
         "ids_sha256": np.array("i"),
+        "checkpoint": np.array("last"),
+        "fingerprint": np.array("f"),
     }
     changes: list[dict[str, np.ndarray]] = [
         {"singular_values": values[::-1]},

@@ -207,7 +207,7 @@ def test_evaluations_of_one_name_pair_by_their_text(tmp_path: Path) -> None:
         compare(runs, other.name)
 
 
-@pytest.mark.parametrize("checkpoint", ["best", "last", "average"])
+@pytest.mark.parametrize("checkpoint", ["best", "last", "average-best"])
 def test_an_evaluation_of_weights_that_have_changed_is_refused(tmp_path: Path, checkpoint: str) -> None:
     run = write_run(tmp_path / "run")
     evaluate(run, checkpoint=checkpoint)

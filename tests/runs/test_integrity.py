@@ -98,10 +98,6 @@ def test_an_edited_evaluation_is_not_compared(run: Path, ending: Callable[..., O
         code, _, err = ending(dialog_main, "compare", str(run), str(run))
         assert code == 4
         assert "talk.json: edited or damaged; run `dialog evaluate` again" in err
-    record = json.loads(text)
-    del record["sha256"]
-    path.write_text(json.dumps(record))
-    assert not found(run), "an evaluation of an older version"
 
 
 def test_files_of_another_run(run: Path, trained: Path, tmp_path: Path) -> None:
@@ -243,7 +239,7 @@ def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
             assert "best.json" in check_run(run).problems[0]
     pointer.unlink()
     with pytest.raises(StorageError, match=r"best\.json: names no step"):
-        store.weights("average")
+        store.weights("average-best")
 
 
 def test_training_again_mends_the_pointers(run: Path, trained: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from lm.config.load import Resolved
+from lm.disk.storage import sealed
 from lm.errors import ConfigError, Interrupted, StorageError
 from lm.runs.run import Run, StopFlag
 from lm.stop import NOTICE
@@ -85,8 +86,7 @@ def test_resumable_keys_may_change_and_are_saved(tmp_path: Path) -> None:
 def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((folder / "config.json").read_text())
     edit(document["config"])
-    del document["sha256"]  # as versions before had none
-    (folder / "config.json").write_text(json.dumps(document))
+    (folder / "config.json").write_text(json.dumps(sealed(document)))
 
 
 def test_a_key_that_came_counts_as_having_had_its_default(tmp_path: Path) -> None:

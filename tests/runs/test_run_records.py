@@ -1,4 +1,4 @@
-"""Records of a run: its log, older versions, hostile records, and keys that became resumable."""
+"""Records of a run: its log, runs without a record, hostile records, and keys that became resumable."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from lm.runs.check import changed_log, check_run
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import RESUMABLE, opened_run
 from tests.support.damage import (
-    make_older,
+    forget_record,
     rewrite_manifest,
     rewrite_state,
 )
@@ -72,30 +72,23 @@ def test_a_training_whose_log_is_gone_goes_on_to_the_same_weights(
     assert not found(run)
 
 
-def test_a_run_of_an_older_version_opens_checks_and_goes_on(run: Path, trained: Path) -> None:
+def test_a_run_without_a_record_opens_and_checks_but_does_not_go_on(run: Path, trained: Path) -> None:
     expected = used(run)
-    make_older(run)
+    forget_record(run)
     assert used(run) == expected
     result = check_run(run)
     assert result.problems == []
-    assert "imported, or of an older version" in result.notes[0]
+    assert "imported" in result.notes[0]
     (run / "checkpoints/best.json").write_text('{"steps":[99]}')
     assert "best.json" in check_run(run).problems[0], "pointers can be compared all the same"
-    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
-    assert not found(run)
+    with pytest.raises(StorageError, match="no record of its run; train in a new --run folder"):
+        train(settings(trained.parent, "train.max_steps=6"), run, no_report)
     for name in ("config.json", "vocabulary.json"):
-        older = run.with_name(name)
-        shutil.copytree(trained, older)
-        make_older(older)
-        (older / name).unlink()
-        assert name in check_run(older).problems[0]
-
-
-def test_a_log_of_an_older_version_may_be_gone_too(run: Path, trained: Path) -> None:
-    make_older(run)
-    (run / "metrics.jsonl").unlink()
-    train(settings(trained.parent, "train.max_steps=6"), run, no_report)
-    assert not found(run)
+        damaged = run.with_name(name)
+        shutil.copytree(trained, damaged)
+        forget_record(damaged)
+        (damaged / name).unlink()
+        assert name in check_run(damaged).problems[0]
 
 
 HOSTILE: list[Any] = [

@@ -31,14 +31,14 @@ class Result(Case):
         fast: list[object] = ["--set", "decode.beam=2", "--set", "decode.max_length=5"]
         commands: dict[str, list[object]] = {
             "dialog-evaluate": ["evaluate", "run", *out, *lines, *fast],
-            "dialog-average": ["evaluate", "run", "--checkpoint", "average", *out, *fast],
+            "dialog-average": ["evaluate", "run", "--checkpoint", "average-best", *out, *fast],
             "dialog-sample": ["evaluate", "run", *lines, *fast, "--set", "decode.method=sample"],
             "dialog-references": [
                 "references", "--train", corpus / "train.jsonl", "--test", corpus / "test.jsonl",
                 "--out", "results/references.json",
             ],
             "lm-evaluate": ["evaluate", "run", *out],
-            "lm-average": ["evaluate", "run", "--checkpoint", "average", *out],
+            "lm-average": ["evaluate", "run", "--checkpoint", "average-best", *out],
             "lm-temperature": ["evaluate", "run", "--temperature-search", *out],
         }  # fmt: skip
         return commands[self.name]

@@ -151,10 +151,7 @@ def rewrite_manifest(commit: Path, change: Callable[[dict[str, Any]], object]) -
     path.write_bytes(canonical_json(sealed(manifest)))
 
 
-def make_older(run: Path) -> None:
-    """Take from a run what older versions did not write: records in commits, the config's own hash."""
+def forget_record(run: Path) -> None:
+    """Remove the records of a run from its commits; an imported run has none either."""
     for commit in run.glob("checkpoints/step-*"):
         rewrite_manifest(commit, lambda manifest: manifest["facts"].pop("run"))
-    config = json.loads((run / "config.json").read_bytes())
-    config.pop("sha256")
-    (run / "config.json").write_text(json.dumps(config, indent=1))
