@@ -3,6 +3,8 @@
 import io
 import json
 import re
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from dialog.compare import compare, comparison_tables
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.compare import Resampling
+from tests.support.kept_records import edit_record, keep_record
 
 DIALOGS, TURNS = 20, 15
 
@@ -55,9 +58,7 @@ def write_run(folder: Path, *, seed: int = 1, better: float = 0.0, name: str = "
         "bleu": sides,
         "bleu_legacy": sides,
     }
-    (folder / "evaluation").mkdir(parents=True, exist_ok=True)
-    path = folder / "evaluation" / f"{name}.json"
-    path.write_text(json.dumps({"format": 1, "result": result, "contexts": record}), encoding="utf-8")
+    keep_record(folder, name, result, record)
     return folder
 
 
@@ -126,10 +127,7 @@ def test_the_seed_fixes_the_p_values(tmp_path: Path) -> None:
 def test_too_few_conversations_have_no_p_value(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in "ab"]
     for run in runs:
-        path = run / "evaluation/test.json"
-        record = json.loads(path.read_text())
-        record["contexts"]["dialog"] = [0] * (DIALOGS * TURNS)
-        path.write_text(json.dumps(record))
+        damage(run, "contexts", "dialog", value=[0] * (DIALOGS * TURNS))
     assert set(p_of(*runs).values()) == {None}
     scores, reason, _ = comparison_tables(compare(runs))
     assert isinstance(scores, Table)
@@ -215,16 +213,16 @@ def test_runs_of_two_directions_are_refused(tmp_path: Path) -> None:
 
 def damage(run: Path, *keys: str, value: Any = None) -> None:
     """Change what the evaluation has under the keys, or delete it."""
-    path = run / "evaluation/test.json"
-    record = json.loads(path.read_text())
-    inner = record
-    for key in keys[:-1]:
-        inner = inner[key]
-    if value is None:
-        del inner[keys[-1]]
-    else:
-        inner[keys[-1]] = value
-    path.write_text(json.dumps(record))
+
+    def change(record: dict[str, Any]) -> None:
+        *outer, last = keys
+        inner = reduce(getitem, outer, record)
+        if value is None:
+            del inner[last]
+        else:
+            inner[last] = value
+
+    edit_record(run / "evaluation/test.json", change)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +269,7 @@ def test_p_values_of_few_conversations_come_with_a_warning(tmp_path: Path) -> No
     runs = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
     assert len(comparison_tables(compare(runs))) == 3, "20 conversations are enough"
     for run in runs:
-        path = run / "evaluation/test.json"
-        record = json.loads(path.read_text())
-        record["contexts"]["dialog"] = [number % 19 for number in range(DIALOGS * TURNS)]
-        path.write_text(json.dumps(record))
+        damage(run, "contexts", "dialog", value=[number % 19 for number in range(DIALOGS * TURNS)])
     _scores, _p, warning, _ = comparison_tables(compare(runs))
     assert str(warning).startswith("warning: p-values of only 19 units (dialog) say little")
 

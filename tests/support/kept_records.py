@@ -1,5 +1,7 @@
 """Evaluations written as JSON, with fields that no version of the program has."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,10 @@ def keep_record(
     folder.mkdir(parents=True, exist_ok=True)
     parts = {"result": result | {"name": name}, "contexts": contexts, "details": details or {}}
     (folder / f"{name}.json").write_bytes(canonical_json(sealed({"format": EVALUATION_FORMAT} | parts)))
+
+
+def edit_record(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change the record of a file, and its hash."""
+    record = json.loads(path.read_text())
+    edit(record)
+    path.write_bytes(canonical_json(sealed(record)))

@@ -23,6 +23,7 @@ from lm.config.load import load_config, override
 from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import config_of
+from tests.support.kept_records import edit_record, keep_record
 
 SCHEMAS: dict[str, tuple[str, type[LmConfig] | type[DialogConfig]]] = {  # with the family of presets
     "lm": ("ptb_small", LmConfig),
@@ -33,7 +34,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
 def make_run(folder: Path, head: str, seed: int, perplexity: float, family: str = "lm") -> Path:
     """A run folder with what the scripts read."""
-    (folder / "evaluation").mkdir(parents=True)
+    folder.mkdir(parents=True)
     scores = {str(n): {"precision": 0.5, "recall": 0.25, "f1": 1 / 3} for n in range(1, 5)}
     result = {"head": head, "seed": seed, "parameters": 1234, "perplexity": perplexity}
     result |= {"checkpoint": "best"}
@@ -44,9 +45,7 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float, family: str 
         "mean_length": 5.0,
         "most_common_share": 0.2,
     }
-    (folder / "evaluation" / "test.json").write_text(
-        json.dumps({"format": 1, "result": result, "contexts": {}})
-    )
+    keep_record(folder, "test", result, {})
     presets, schema = SCHEMAS[family]
     config = load_config(f"{presets}_{head}", schema, family=family).config.model_dump(mode="json")
     (folder / "config.json").write_text(json.dumps({"family": family, "config": config, "provenance": {}}))
@@ -59,6 +58,12 @@ def make_run(folder: Path, head: str, seed: int, perplexity: float, family: str 
     CheckpointStore.of(folder).commit(20, {"model": {}}, {}, {"torch": "2.13.0+cpu"})
     (folder / "timing.jsonl").write_text('{"step": 10, "seconds": 60.0}\n{"step": 20, "seconds": 600.0}\n')
     return folder
+
+
+def without_scores(record: dict[str, Any]) -> None:
+    """Take from the record of a dialog model what a language model has not."""
+    for key in ("bleu", "bleu_legacy", "legacy_undefined_share", "inter_distinct_2"):
+        del record["result"][key]
 
 
 def ended_script(script: Path, *arguments: object) -> tuple[int, str, str]:
@@ -187,11 +192,7 @@ def test_results_table_of_language_models(tmp_path: Path) -> None:
     """A column is there where all runs have it; analyses are found by the folder of the run."""
     runs = [make_run(tmp_path / head, head, 1, 50.0) for head in ("mos", "softmax")]
     for run in runs:
-        kept = run / "evaluation" / "test.json"
-        found = json.loads(kept.read_text())
-        for key in ("bleu", "bleu_legacy", "legacy_undefined_share", "inter_distinct_2"):
-            del found["result"][key]
-        kept.write_text(json.dumps(found))
+        edit_record(run / "evaluation/test.json", without_scores)
     ranks = {str(tmp_path / "." / run.name): {"rank": 10_000 // (i + 1)} for i, run in enumerate(runs)}
     (tmp_path / "rank.json").write_text(json.dumps({"runs": ranks}))
     header, _, mos, softmax = run_script(
