@@ -39,6 +39,16 @@ DECODED: tuple[Column, ...] = (
     ("length", "mean_length", fixed(1)),
     ("same answer, %", "same_answer", percent(0)),
 )
+GEOMETRY: tuple[Column, ...] = (
+    ("anisotropy of states", "anisotropy_of_states", fixed(2)),
+    ("of contexts", "anisotropy_of_contexts", fixed(2)),
+    ("of the output matrix", "anisotropy_of_output", fixed(2)),
+    ("effective rank of states", "effective_rank_of_states", fixed(0)),
+    ("of contexts", "effective_rank_of_contexts", fixed(0)),
+    ("of the output matrix", "effective_rank_of_output", fixed(0)),
+    ("of 200 histories", "histories_rank_without_future", fixed(0)),
+    ("with 4 futures", "histories_rank_with_futures", fixed(0)),
+)
 # name of the table: file, heading of the labels, columns
 TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "demo": ("demo", "head", KNOWN_TRUTH),
@@ -151,20 +161,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             VALID,
         ),
     ),
-    "ptb_gradient, geometry": (
-        "ptb_gradient",
-        "head",
-        (
-            ("anisotropy of states", "anisotropy_of_states", fixed(2)),
-            ("of contexts", "anisotropy_of_contexts", fixed(2)),
-            ("of the output matrix", "anisotropy_of_output", fixed(2)),
-            ("effective rank of states", "effective_rank_of_states", fixed(0)),
-            ("of contexts", "effective_rank_of_contexts", fixed(0)),
-            ("of the output matrix", "effective_rank_of_output", fixed(0)),
-            ("of 200 histories", "histories_rank_without_future", fixed(0)),
-            ("with 4 futures", "histories_rank_with_futures", fixed(0)),
-        ),
-    ),
+    "ptb_gradient, geometry": ("ptb_gradient", "head", GEOMETRY),
+    "ptb_geometry": ("ptb_geometry", "head", GEOMETRY),
     "unargmaxable": (
         "unargmaxable",
         "head",
