@@ -29,6 +29,7 @@ from lm.config.load import Resolved, keys_of, override, require_effect
 from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
+from lm.engine.device import flushed_denormals
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, more_unknown, perplexity, require_finite
 from lm.parallel.group import process_group
@@ -76,6 +77,7 @@ class EvaluationData:
         return hashlib.sha256(canonical_json([said, self.texts()])).hexdigest()
 
 
+@flushed_denormals()
 def evaluate(
     run: Path,
     *,

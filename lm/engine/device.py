@@ -1,7 +1,10 @@
-"""Device of a training or evaluation, with settings for reproducible results."""
+"""Device and floating-point mode of a training or evaluation."""
 
 import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,6 +34,21 @@ def chosen_device(train: TrainConfig) -> torch.device:
     if train.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(train.device)
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Count denormal numbers as 0 in this thread and in threads that it starts, on a CPU that can do so.
+
+    Gates that are nearly shut make such numbers, below 1.2e-38 in float32. Many processors multiply them a
+    hundred times more slowly than others.
+    """
+    before = sys.float_info.min / 2 == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def load_note() -> str:

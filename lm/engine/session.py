@@ -14,7 +14,7 @@ from lm.config.load import C, Resolved, with_settings
 from lm.config.settings import Setting
 from lm.disk.storage import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
-from lm.engine.device import configure_device, load_note
+from lm.engine.device import configure_device, flushed_denormals, load_note
 from lm.engine.events import Note, Reporter, no_report
 from lm.engine.limits import require_end
 from lm.engine.loop import FitResult, Task, Verdict, fit, seed_everything
@@ -76,6 +76,7 @@ class Family(Generic[C, D]):
     check: Callable[[C, Codec], None] = lambda config, codec: None
 
 
+@flushed_denormals()
 def train_run(
     family: Family[C, D],
     resolved: Resolved[C],

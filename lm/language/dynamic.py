@@ -17,6 +17,7 @@ from lm.arrays import Floats
 from lm.config.named_data import split_of_run
 from lm.disk.filelock import exclusive
 from lm.disk.storage import JSON, make_folder, move, remove_tree, sync
+from lm.engine.device import flushed_denormals
 from lm.errors import require, visible
 from lm.language.adaptation import (
     ADAPT_LENGTH,
@@ -79,6 +80,7 @@ class DynamicEvaluation(LmEvaluation):
     search: Merged[SearchedSettings | None]
 
 
+@flushed_denormals()
 def dynamic(
     run: Path,
     data: str | None = None,

@@ -15,6 +15,7 @@ import numpy as np
 
 from lm.arrays import Floats
 from lm.config.named_data import split_of_run
+from lm.engine.device import flushed_denormals
 from lm.errors import ConfigError, visible
 from lm.heads.usage import use_in_sample
 from lm.language.cache import cached_nll
@@ -73,6 +74,7 @@ class Text:
         return self.name if checkpoint == "best" else f"{self.name}.{slug(checkpoint)}"
 
 
+@flushed_denormals()
 def evaluate(
     run: Path,
     data: str | None = None,
