@@ -1,8 +1,8 @@
 """Entries of the files of results, results/*.json.
 
 A file of results has ``about`` and ``entries``. An entry has a label, the config and its settings, the
-command, seeds, machine, version of torch, date, and numbers. Newer ones have the hash of the config, and
-those of scripts/train_table.py the nats of the units of the text.
+command, seeds, machine, version of torch, date, and numbers. That of a training has the hash of its config,
+and one of scripts/train_table.py the nats of the units of the text.
 """
 
 from collections.abc import Mapping

@@ -23,10 +23,7 @@ ALIKE = 0.25
 
 
 def by_label(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries in their order. Those of one label, preset and config that have one seed each become one entry.
-
-    Older entries have no hash of their config, and count as of the same.
-    """
+    """Entries in their order. Those of one label, preset and config that have one seed each become one."""
     return [group[0] if len(group) == 1 else _over_seeds(group) for group in _models(entries)]
 
 
@@ -37,9 +34,7 @@ def _models(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 def _belong(entry: Entry, other: Entry) -> bool:
     """True if two entries are of one model with other seeds."""
-    hashes = {one["config_sha256"] for one in (entry, other) if "config_sha256" in one}
-    same = all(entry.get(key) == other.get(key) for key in ("label", "config", "measured"))
-    same = same and len(hashes) < 2
+    same = all(entry.get(key) == other.get(key) for key in ("label", "config", "config_sha256", "measured"))
     return same and len(entry["seeds"]) == len(other["seeds"]) == 1 and entry["seeds"] != other["seeds"]
 
 

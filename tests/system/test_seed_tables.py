@@ -140,6 +140,7 @@ def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
         entry("MoS", 1, 4.5, ppl=70.0, bleu={"precision": 0.2, "recall": 0.1}, rank=9),  # another experiment
     ]
     entries[0]["config_sha256"] = entries[2]["config_sha256"] = "a"
+    entries[1]["config_sha256"] = "b"
     entries.append(entry("MoC", 2, 4.5, ppl=60.0) | {"config_sha256": "b"})
     entries.append(entry("MoC", 3, 4.5, ppl=50.0) | {"config_sha256": "c"})  # of another config
     *_, mos, moc, other, third = table(by_label(entries), "head", columns).splitlines()
