@@ -81,8 +81,8 @@ class HeadConfig(Section):
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="precision of the matrix products of the training loss: float32, bfloat16, or auto, the"
-        " faster of both at the start of training; statistics stay float32",
+        description="precision of the matrix products of the training loss: float32, bfloat16, or auto:"
+        " bfloat16 if it is clearly faster at the start of training; statistics stay float32",
     )
     skip_below: Rate = Field(
         0.0,
