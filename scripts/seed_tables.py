@@ -120,7 +120,7 @@ class SeedTests:
             for model in self._models
             if len(model.by_seed) > 1
         ]
-        rows.append(["alike in all these", "", f"p = {p_value(self._alike)}"])
+        rows.append(["alike in all these", "", f"p = {p_value(self._alike)}".replace("= <", "<")])
         return markdown(["head", "seeds", "standard deviation over seeds, nats"], rows)
 
     def _first(self, label: str) -> "_Model | None":
