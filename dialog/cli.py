@@ -43,6 +43,7 @@ from lm.console.options import (
     output_folder,
 )
 from lm.doctor.cli import add_doctor
+from lm.parallel.shards import shards_of
 from lm.report.cli import add_compare_and_report
 from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
@@ -226,18 +227,24 @@ def train(
     # refused before data; decoding settings may wait for chats
     first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
     require_effect(first.config, [text for text in overrides or () if not text.startswith("decode.")])
-    in_processes(processes, first.config.train.shards)
+    shards_of(0, processes, first.config.train.shards)
     folder = run or Path("runs") / Path(config).stem
-    from dialog.corpora.own_data import in_run, own_data
+    from dialog.corpora.own_data import in_run, own_data, require_single_source
     from lm.runs.run import refuse_foreign
 
     refuse_foreign(folder)
+    require_single_source(data, overrides or ())
     own = own_data(data, folder, first.config.data)
     if own.note:
         typer.echo(own.note, err=True)
     if own.prepared and not own.prepared.unchanged:
         with suppress(BrokenPipeError):  # a closed pipe does not end a training
             _show_prepared(own.prepared)
+    in_processes(
+        processes,
+        first.config.train.shards,
+        {"--data": [part for text in own.settings for part in ("--set", text)]},
+    )
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
     check_data(

@@ -5,7 +5,7 @@ folder may be moved.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from dialog.corpora.prepare import DialogPreparation, PrepareOptions, dataset_in
 from dialog.corpora.sources import locate, read_located
 from lm.config.named_data import SPLITS
 from lm.disk.storage import read_json
-from lm.errors import DataError, StorageError, visible
+from lm.errors import DataError, StorageError, require, visible
+from lm.launched import several
 from lm.runs.inputs import saved_settings
 from lm.runs.run import CORPUS
 from lm.text.hub import HUB
@@ -25,6 +26,7 @@ from lm.text.lines import InputLog
 from lm.text.prepared_folder import MANIFEST, Prepared, contents, damaged_outputs, hash_inputs
 
 OWN_OPTIONS = PrepareOptions(valid_fraction=0.1, test_fraction=0.1)  # small corpora need larger shares
+_SPLIT_KEYS = frozenset(f"data.{split}" for split in SPLITS)
 _ELSEWHERE = "train into another folder with --run"
 
 
@@ -34,6 +36,19 @@ class OwnData(NamedTuple):
     settings: list[str]
     prepared: Prepared | None = None
     note: str = ""
+
+
+def require_single_source(source: str | None, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for ``--data`` with ``--set`` of a split, or in several processes of torchrun."""
+    if source is None:
+        return
+    named = [key for key in (text.partition("=")[0].strip() for text in overrides) if key in _SPLIT_KEYS]
+    require(not named, f"--set {''.join(named[:1])}: --data already names the text of every split; omit one")
+    require(
+        not several(),
+        "--data: processes of torchrun cannot share its preparation; give --processes N instead of torchrun,"
+        " or the folder that `dialog prepare` writes by --set data.train, data.valid and data.test",
+    )
 
 
 @contextmanager

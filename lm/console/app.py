@@ -57,14 +57,17 @@ def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
             typer.echo(warning, err=True)
 
 
-def in_processes(count: int, shards: int = 0) -> None:
+def in_processes(count: int, shards: int = 0, instead: Mapping[str, Sequence[str]] | None = None) -> None:
     """Run the command again as several processes and exit with their code. Return if ``count`` is 1.
 
-    ConfigError if ``count`` does not divide ``shards`` of a training.
+    ``instead`` has arguments by the option that they replace. ConfigError if ``count`` does not divide
+    ``shards`` of a training.
     """
     if count > 1:
         shards_of(0, count, shards)
         package, *arguments = shlex.split(given_command())
+        for option, others in (instead or {}).items():
+            arguments = [*without_option(arguments, option), *others]
         raise typer.Exit(launched(package, arguments, count))
 
 

@@ -1,6 +1,7 @@
 """One's own conversations: shown, trained on, missing, the same twice."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -450,3 +451,39 @@ def test_the_same_file_for_two_splits_is_a_warning(in_tmp: Path, dialog: Callabl
     assert code == 0
     assert err.startswith("warning: data.train and data.valid are both talk.txt; ")
     assert "data.test" not in err
+
+
+def test_several_processes_train_on_what_one_has_prepared(
+    in_tmp: Path, dialog: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their command names the corpus of the run, which each of them would otherwise prepare."""
+    started: list[list[str]] = []
+    monkeypatch.setattr("lm.console.app.launched", lambda program, words, count: started.append(words) or 0)
+    Path("talk.txt").write_text(chat(20))
+    options = (*SETTINGS, "--set", "train.shards=2", "--set", "train.max_steps=2")
+    code, out, err = dialog("train", "own_small", "--data=talk.txt", "--processes", "2", *options)
+    assert code == 0, err
+    assert "talk:0" in out
+    assert sorted(os.listdir("runs/own_small")) == ["corpus"]
+    named = [f"data.{split}=runs/own_small/corpus/{split}" for split in ("train", "valid", "test")]
+    assert started == [
+        ["train", "own_small", *options, *(word for text in named for word in ("--set", text))]
+    ]
+    assert dialog(*started[0])[0] == 0
+    code, out, err = dialog("train", "own_small", "--data", "talk.txt", *options[:-1], "train.max_steps=3")
+    assert (code, "after 3 updates" in out) == (0, True), err
+
+
+def test_a_corpus_and_a_split_are_not_both_named(
+    in_tmp: Path, dialog: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("talk.txt").write_text(chat(20))
+    code, _, err = dialog("train", "own_small", "--data", "talk.txt", "--set", "data.train=talk.txt")
+    assert (code, err) == (
+        ConfigError.exit_code,
+        "--set data.train: --data already names the text of every split; omit one\n",
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = dialog("train", "own_small", "--data", "talk.txt")
+    assert (code, "give --processes N instead of torchrun" in err) == (ConfigError.exit_code, True)
+    assert not Path("runs").exists()
