@@ -129,7 +129,7 @@ def prepare(
             metavar="KIND", help="Tokenizer of the report: wordpunct, whitespace, char, unigram or bpe."
         ),
     ] = "wordpunct",
-    vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary size of the report.")] = 10_000,
+    vocab_size: Annotated[int, typer.Option(min=3, help="Vocabulary size of the report.")] = 10_000,
     lowercase: Annotated[bool, typer.Option(help="Convert the text to lower case for the report.")] = True,
     valid_fraction: Annotated[
         float, typer.Option(help="Share of the dialogs, if the source has no such split.")

@@ -340,7 +340,7 @@ def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
     """
     hypotheses, references = [], []
     with open_regular(path) as file:
-        for number, line in read_lines(file, str(path), InputLog()):
+        for number, line in read_lines(file, str(path), InputLog(command=None)):
             try:
                 row = json.loads(line)
                 hypotheses.append(row["hypotheses"])

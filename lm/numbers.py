@@ -8,6 +8,7 @@ from lm.errors import visible
 NOTHING = "–"
 _FORMATS = {
     r"ppl|perplexity": "{:,.2f}",
+    r"length ratio": "{:.3f}",
     r"minutes|length": "{:,.1f}",
     r"share|rate|most common": "{:.1%}",
     r"^p$": "{:.4f}",

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.cells import cell_len, set_cell_size
+
 from dialog.batches import Example, next_example
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.transcript import (
@@ -202,9 +204,9 @@ class SideBySide:
         return [row if new else f"{row}  (no other)" for row, new in zip(rows, found, strict=True)]
 
     def _named(self, *exchanges: Exchange) -> list[str]:
-        width = max(map(len, self.names))
+        width = max(map(cell_len, self.names))
         return [
-            f"{name:{width}}  {exchange.reply.text or SAYS_NOTHING}"
+            f"{set_cell_size(name, width)}  {exchange.reply.text or SAYS_NOTHING}"
             for name, exchange in zip(self.names, exchanges, strict=True)
         ]
 

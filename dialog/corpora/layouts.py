@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from dialog.corpora.columns import dialect_of, fields_of, is_list_name, is_named, usual
 from dialog.corpora.json_texts import pair_of
@@ -60,10 +61,21 @@ class FirstLines:
     @cached_property
     def single(self) -> list[str]:
         """Keys of the first JSON object that have no list; empty if its end is not among the lines."""
+        return [key for key, found in self._first_object.items() if not isinstance(found, list)]
+
+    @property
+    def is_turn(self) -> bool:
+        """True if the first JSON object is an utterance by its own keys, whatever objects it holds."""
+        listed = self._first_object.keys() - {*self.single}
+        return is_named(self.single) and pair_of(self.single) is None and not any(map(is_list_name, listed))
+
+    @cached_property
+    def _first_object(self) -> dict[str, Any]:
         with suppress(ValueError, RecursionError):
+            value: dict[str, Any]
             value, _ = json.JSONDecoder().raw_decode(self._objects, self._objects.index("{"))
-            return [key for key, found in value.items() if not isinstance(found, list)]
-        return []
+            return value
+        return {}
 
     @cached_property
     def _objects(self) -> str:
@@ -122,6 +134,8 @@ DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
 
 def detect(head: FirstLines) -> str | None:
     """Format of a text file, or None if it is unknown."""
+    if head.is_turn:
+        return "turns"
     objects = head.first.lstrip().startswith("{")
     formats = (name for name, matches in DETECTORS.items() if matches(head))
     return next((name for name in formats if not objects or name in _OBJECTS), None)

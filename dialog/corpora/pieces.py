@@ -11,7 +11,7 @@ lines. SwDA, pickles and data sets are one piece each.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -136,11 +136,11 @@ def store_chunks(folder: Path, chunks: Sequence[Chunk]) -> list[Any]:
 def stored_chunks(folder: Path) -> Iterator[Chunk]:
     """Yield the chunks of a part. Raises StorageError."""
     report, dropped = read_report(folder)
+    left = iter(dropped)
     with (folder / _DIALOGS).open(encoding="utf-8") as file:
         for split, name, count, lost in report["chunks"]:
             made = [_made(json.loads(next(file))) for _ in range(count)]
-            yield Chunk(split, name, made, dropped[:lost])
-            dropped = dropped[lost:]
+            yield Chunk(split, name, made, list(islice(left, lost)))
 
 
 def _made(fields: Sequence[Any]) -> Made:

@@ -80,7 +80,8 @@ def make_dialog(
             continue
         utterances.append(Utterance(speaker, text, act))
     try:
-        id, topic = "" if id is UNNAMED else _string(id, "dialog id"), "" if topic is None else _text(topic)
+        id = "" if id is UNNAMED or id is None else _string(id, "dialog id")
+        topic = "" if topic is None else _text(topic)
     except ValueError as error:
         reason, value = error.args
         log.bad(name, line, reason, "correct the dialog", excerpt=repr(value))

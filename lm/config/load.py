@@ -25,7 +25,7 @@ from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, as_float
-from lm.disk.storage import JSON, read_json, sealed, write_json
+from lm.disk.storage import JSON, read_json, sealed, storage_errors, write_json
 from lm.errors import ConfigError, StorageError
 
 C = TypeVar("C", bound=BaseModel)
@@ -164,7 +164,9 @@ def read_config(path: Path, schema: type[C]) -> Resolved[C]:
     Raises StorageError for a missing or foreign file, ConfigError for keys or values that this version does
     not know.
     """
-    if not path.is_file():
+    with storage_errors(path):
+        there = path.is_file()
+    if not there:
         raise not_a_run(path.parent, family_of(schema))
     saved = read_json(path, limit=MAX_TOML)
     require_family(path, saved, family_of(schema))

@@ -110,7 +110,9 @@ def read_lines(
                     raise DataError(f"{name}: {message}")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if len(raw) > MAX_LINE:
-            log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", "end lines with a newline")
+            array = raw.lstrip().startswith(b"[")
+            remedy = "write one object a line, as `jq -c '.[]'` does" if array else "end lines with a newline"
+            log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", remedy, alone=not array)
             while raw and not raw.endswith(b"\n"):
                 raw = _read_line(stream, name)
                 size -= len(raw)

@@ -13,6 +13,7 @@ PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<s>", "</s>"
 DIALOG = "<d>"  # the text of the pseudo-utterance that opens every dialog
 EOS_WORD = "<eos>"  # the end of a line in language models
 SPECIALS = (PAD, UNK, BOS, EOS, DIALOG)
+SIZE_KEYS = "data.vocab_size, or --vocab-size of prepare"
 SPACE = "▁"  # a blank in the character and sentencepiece tokenizers
 
 TokenizerKind = Literal["wordpunct", "whitespace", "char", "unigram", "bpe"]
@@ -182,7 +183,7 @@ def train_sentencepiece(
     if not any(text.strip() for text in texts):
         raise DataError("the training texts contain no token; check data.train")
     if size < 1:
-        raise ConfigError(f"data.vocab_size: too small for any {kind} piece; raise it")
+        raise ConfigError(f"too small a vocabulary for any {kind} piece; raise {SIZE_KEYS}")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -204,6 +205,6 @@ def train_sentencepiece(
     except RuntimeError as error:
         detail = " ".join(str(error).split())
         raise ConfigError(
-            f"data.vocab_size: sentencepiece cannot learn {size} {kind} pieces: {detail}"
+            f"sentencepiece cannot learn {size} {kind} pieces: {detail}; change {SIZE_KEYS}"
         ) from error
     return SentencePiece(kind, model.getvalue(), lowercase)

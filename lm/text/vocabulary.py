@@ -29,6 +29,7 @@ from lm.text.tokenizers import (
     EOS_WORD,
     PAD,
     PLAIN,
+    SIZE_KEYS,
     SPACE,
     SPECIALS,
     UNK,
@@ -103,7 +104,8 @@ class Vocabulary:
         """
         if size < len(required):
             raise ConfigError(
-                f"data.vocab_size = {size}: must be at least {len(required)}, for {' '.join(required)}"
+                f"a vocabulary of {size}: needs at least {len(required)}, for {' '.join(required)};"
+                f" raise {SIZE_KEYS}"
             )
         candidates = dict.fromkeys(required, 0) | {t: n for t, n in counts.items() if t not in (PAD, UNK)}
         free = size - len(required)
@@ -133,7 +135,8 @@ class Vocabulary:
             room = size - len(marks)
             if room < 1:
                 raise ConfigError(
-                    f"data.vocab_size = {size}: too small for a word besides {' '.join(marks)}; raise it"
+                    f"a vocabulary of {size}: too small for a word besides {' '.join(marks)};"
+                    f" raise {SIZE_KEYS}"
                 )
             if UNK in marks:
                 marks[UNK] += sum(counts[token] for token in words[room:])

@@ -81,6 +81,7 @@ def test_runs_keep_the_names_that_have_no_common_folder() -> None:
     [
         ("perplexity", 54.4123, "54.41"), ("perplexity, MC dropout", 5494.3, "5,494"), ("ppl", 8.26, "8.26"),
         ("nll", 4.02041, "4.0204"), ("excess nats a token", 1.4, "1.4000"), ("minutes", 1.9, "1.9"),
+        ("length_ratio", 0.947, "0.947"), ("mean_length", 4.25, "4.2"),
         ("oov_rate", 0.007761, "0.8%"), ("most common", 0.891, "89.1%"), ("share", 1.0, "100.0%"),
         ("BLEU-1 P", 0.09712, "0.097"), ("distinct-2", 0.362, "0.362"), ("tokens", 1234567, "1,234,567"),
         ("p", 0.00019998, "0.0002"), ("p", 1e-6, "<0.0001"), ("p", 0.0, "0.0000"),

@@ -130,6 +130,34 @@ def test_turns_and_pairs_may_have_lists_beside_them(others: dict[str, Any], tmp_
             assert said(read(source)[0]) == [expected]
 
 
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"prompt": "p", "response": "r"}, {"utts": 3}, {"messages": 3, "date": "today"},
+        {"messages": [1], "content": "c"}, {"utterances": ["x", "y"]},
+    ],
+)  # fmt: skip
+def test_keys_of_an_object_in_a_turn_do_not_count(meta: dict[str, Any], tmp_path: Path) -> None:
+    turns = [{"dialog": "1", "speaker": who, "text": "hi", "meta": meta} for who in "AB"]
+    for text in ("\n".join(map(json.dumps, turns)), json.dumps(turns, indent=1)):
+        source = write(tmp_path, "x.json", text)
+        assert detect_format(Path(source), InputLog()) == "turns"
+        assert said(read(source)[0]) == [["A: hi", "B: hi"]]
+
+
+def test_a_dialog_id_may_be_null(tmp_path: Path) -> None:
+    dialogs, log = read(write(tmp_path, "x.jsonl", '{"id": null, "utterances": ["hi", "ho"]}\n'))
+    assert ([dialog.id for dialog in dialogs], log.dropped) == (["x:0"], [])
+
+
+def test_an_array_on_one_long_line_gets_a_remedy_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.text.lines.MAX_LINE", 100)
+    source = write(tmp_path, "x.json", json.dumps([{"dialog": ["hi", "hello"]}] * 9))
+    assert refusal(source).endswith("write one object a line, as `jq -c '.[]'` does")
+
+
 def test_a_list_is_found_beside_what_is_no_whole_turn(tmp_path: Path) -> None:
     value = {"conversation_id": 1, "text": "a greeting", "turns": SPOKEN}
     source = write(tmp_path, "x.jsonl", json.dumps(value))

@@ -93,7 +93,7 @@ def test_a_text_cut_to_a_size_has_it(tmp_path: Path) -> None:
     codec = load_codec(data(corpus(tmp_path / "in"), ".txt", vocab_size=5))
     assert codec.vocabulary.tokens == (UNK, EOS_WORD, "the", "is", "wet")  # 5 of train are cut, 4 lines end
     assert sum(codec.vocabulary.counts) == len(TRAIN.split()) + 4
-    with pytest.raises(ConfigError, match="vocab_size = 2"):
+    with pytest.raises(ConfigError, match="a vocabulary of 2"):
         load_codec(data(tmp_path / "in", ".txt", vocab_size=2))
 
 

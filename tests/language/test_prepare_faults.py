@@ -158,7 +158,7 @@ def test_impossible_options_are_usage_errors(options: dict[str, Any], message: s
     for read in ({"format": "html"}, {"valid_fraction": 1.0}, {"valid_fraction": 0.5, "test_fraction": 0.5}):
         with pytest.raises(ConfigError, match=r"--format html|fraction"):
             ReadOptions(**read)
-    with pytest.raises(ConfigError, match="vocab_size = 1"):
+    with pytest.raises(ConfigError, match="a vocabulary of 1"):
         prepare(standard(tmp_path / "in"), tmp_path / "out", PrepareOptions(vocab_size=1))
     assert not (tmp_path / "out").exists()
 

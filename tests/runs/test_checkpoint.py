@@ -274,3 +274,9 @@ def test_no_other_checkpoint_replaces_a_best_one_that_is_missing(store: Checkpoi
     with pytest.raises(StorageError, match="step 2 of the best is missing"):
         store.weights("average-best")
     assert store.open("last").step == 3
+
+
+def test_a_name_that_the_system_refuses_is_told_in_a_line(tmp_path: Path) -> None:
+    store = CheckpointStore.of(tmp_path / ("x" * 300))
+    with pytest.raises(StorageError, match="file name too long"):
+        store.fingerprint("best")

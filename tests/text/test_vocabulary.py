@@ -109,7 +109,7 @@ def test_vocabulary_holds_the_most_frequent_tokens_and_breaks_ties_by_first_appe
 def test_required_tokens_displace_the_least_frequent() -> None:
     vocabulary = Vocabulary.build({"x": 9, "y": 8, "z": 7}, size=4, required=(BOS, EOS, DIALOG))
     assert set(vocabulary.tokens) == {PAD, UNK, BOS, EOS, DIALOG, "x"}
-    with pytest.raises(ConfigError, match="vocab_size = 2"):
+    with pytest.raises(ConfigError, match="a vocabulary of 2"):
         Vocabulary.build({"x": 1}, size=2, required=(BOS, EOS, DIALOG))
 
 
