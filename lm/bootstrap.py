@@ -11,22 +11,34 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lm.arrays import Floats
+from lm.arrays import Floats, Ints
 from lm.errors import ConfigError
 
 FEWEST_RESAMPLES = 1000
 FEWEST_UNITS = 5  # minimum for a meaningful p-value
 FEW_UNITS = 20  # below, the resamples are too alike for a trustworthy p-value
 SIGNIFICANT = 0.05
+_BLOCK = 500  # resamples whose counts are numbers of 8 bytes at a time
 TAILS = (0.025, 0.975)  # quantiles at the ends of a 95 % interval
 
 
-def draws(units: int, resamples: int, seed: int) -> Floats:
-    """Counts of each of the U units in each of the R resamples, (R, U). ConfigError for too few resamples."""
-    if resamples < FEWEST_RESAMPLES:
-        raise ConfigError(f"--resamples {resamples}: must be at least {FEWEST_RESAMPLES}")
-    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
-    return drawn.astype(np.float64)
+class Draws:
+    """Counts of each of the U ``units`` in each of the R resamples. ConfigError for too few resamples.
+
+    ``draws @ values`` are the sums over each resample, (R,), of values (U,). A count is held in one byte, as
+    more than 255 draws of one of many units do not occur.
+    """
+
+    def __init__(self, units: int, resamples: int, seed: int) -> None:
+        if resamples < FEWEST_RESAMPLES:
+            raise ConfigError(f"--resamples {resamples}: must be at least {FEWEST_RESAMPLES}")
+        self.units = units
+        random, shares = np.random.default_rng(seed), np.full(units, 1 / units)
+        sizes = (min(_BLOCK, resamples - done) for done in range(0, resamples, _BLOCK))
+        self._blocks = [random.multinomial(units, shares, size=size).astype(np.uint8) for size in sizes]
+
+    def __matmul__(self, values: Floats | Ints) -> Floats:
+        return np.concatenate([block.astype(np.float64) @ values for block in self._blocks])
 
 
 def by_unit(units: ArrayLike, values: ArrayLike) -> Floats:
@@ -35,7 +47,7 @@ def by_unit(units: ArrayLike, values: ArrayLike) -> Floats:
     return np.bincount(unit, weights=np.asarray(values)).astype(np.float64)
 
 
-def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict[str, float | None]:
+def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Draws) -> dict[str, float | None]:
     """Two-sided p-values of differences, by score. None below 5 units.
 
     A p-value is twice the share of resamples in which the difference changes its sign. The estimate adds one
@@ -43,9 +55,9 @@ def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict
 
     Args:
         pairs: for each score the differences of the units' sums, and the units' sizes, each (U,).
-        counts: counts from :func:`draws`.
+        counts: the resamples.
     """
-    if counts.shape[1] < FEWEST_UNITS:
+    if counts.units < FEWEST_UNITS:
         return dict.fromkeys(pairs)
     return {score: _two_sided(counts @ sums / (counts @ sizes)) for score, (sums, sizes) in pairs.items()}
 
@@ -58,12 +70,12 @@ class Interval(NamedTuple):
     high: float
 
 
-def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Floats) -> dict[str, Interval | None]:
+def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Draws) -> dict[str, Interval | None]:
     """Ratios of sums with 95 % percentile intervals, by score, from the arguments of :func:`p_values`.
 
     None below 5 units.
     """
-    if counts.shape[1] < FEWEST_UNITS:
+    if counts.units < FEWEST_UNITS:
         return dict.fromkeys(pairs)
     return {
         score: Interval(
@@ -77,7 +89,7 @@ def mean_intervals(columns: Floats, units: ArrayLike, resamples: int, seed: int)
     """Means of columns (N, C) with 95 % intervals, by the units (N,) of the rows. None below 5 units."""
     sizes = by_unit(units, np.ones(len(columns)))
     pairs = {str(column): (by_unit(units, values), sizes) for column, values in enumerate(columns.T)}
-    return [*intervals(pairs, draws(len(sizes), resamples, seed)).values()]
+    return [*intervals(pairs, Draws(len(sizes), resamples, seed)).values()]
 
 
 def _two_sided(differences: Floats) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lm.arrays import Floats, Ints
-from lm.bootstrap import FEWEST_UNITS, TAILS, Interval, draws
+from lm.bootstrap import FEWEST_UNITS, TAILS, Draws, Interval
 from lm.console.options import RESAMPLES
 from lm.console.tables import Table
 from lm.errors import DataError, require
@@ -71,7 +71,7 @@ def recovery(
     if len(at) < 2:
         raise DataError(f"{len(mean)} tokens have too few surprises; name a longer text, or raise --share")
     blocks = len(np.unique(at // BLOCK))
-    counts = draws((len(mean) - 1) // BLOCK + 1, resamples, seed=1)
+    counts = Draws((len(mean) - 1) // BLOCK + 1, resamples, seed=1)
     runs = {}
     for name, nll in losses.items():
         gain = first - nll
@@ -85,12 +85,12 @@ def recovery(
     return Surprises(len(at) / len(mean), len(at), float(mean[at].min()), blocks), runs
 
 
-def _excesses(gain: Floats, at: Ints, counts: Floats) -> list[Interval]:
+def _excesses(gain: Floats, at: Ints, counts: Draws) -> list[Interval]:
     """Mean gains 1 to 5 tokens after the places ``at``, less the mean gain, of tokens (N,).
 
     Resamples without a place are left out.
     """
-    block, size = np.arange(len(gain)) // BLOCK, counts.shape[1]
+    block, size = np.arange(len(gain)) // BLOCK, counts.units
     places = counts @ np.bincount(block[at], minlength=size)
     usual, drawn = counts @ np.bincount(block, gain) / (counts @ np.bincount(block)), places > 0
     found = []

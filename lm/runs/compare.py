@@ -8,7 +8,7 @@ from typing import Any
 
 from lm import bootstrap
 from lm.arrays import Floats
-from lm.bootstrap import Interval, by_unit
+from lm.bootstrap import Draws, Interval, by_unit
 from lm.errors import ConfigError, DataError, visible
 from lm.results import Merged
 from lm.runs.evaluations import Evaluation, JsonObject, evaluation_at, load_evaluation, lookup, run_of
@@ -142,7 +142,7 @@ class Comparison:
         for fewer than 1,000 resamples.
         """
         units = self.units_of(evaluations[0])
-        counts = bootstrap.draws(len(set(units)), resamples, seed)
+        counts = Draws(len(set(units)), resamples, seed)
         # neighbouring parts of a unit are resampled together
         by_run = [
             {
@@ -154,7 +154,7 @@ class Comparison:
         return ComparedRuns(
             name=name,
             data=evaluations[0].result["data"],
-            bootstrap=Resampling(resamples, seed, self.unit, counts.shape[1]),
+            bootstrap=Resampling(resamples, seed, self.unit, counts.units),
             runs=[
                 self._row(one, own, evaluations[0], by_run[0], counts)
                 for one, own in zip(evaluations, by_run, strict=True)
@@ -171,7 +171,12 @@ class Comparison:
         return replace(pool, scores=scores, change=self._shown(pool.change, math.expm1))
 
     def _row(
-        self, evaluation: Evaluation, own: UnitSums, first: Evaluation, base: UnitSums, counts: Floats
+        self,
+        evaluation: Evaluation,
+        own: UnitSums,
+        first: Evaluation,
+        base: UnitSums,
+        counts: bootstrap.Draws,
     ) -> ComparedRun:
         """A run with its p-values, changes and intervals by score, from (R, U) resamples of the units."""
         pairs = {} if evaluation is first else {

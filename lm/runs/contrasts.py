@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.arrays import Floats
-from lm.bootstrap import Interval
+from lm.bootstrap import Draws, Interval
 
 ScoreSums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
 _LEVEL = 0.975  # quantile at the upper end of a 95 % interval
@@ -24,10 +24,10 @@ def means(runs: Sequence[ScoreSums]) -> Floats:
     return np.array([sums.sum() / sizes.sum() for sums, sizes in runs])
 
 
-def welch(runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Floats) -> tuple[float, Interval]:
+def welch(runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Draws) -> tuple[float, Interval]:
     """P-value and 95 % interval of the difference of two mean scores, each over two or more seeds.
 
-    ``counts`` of units, (R, U), are those of :func:`lm.bootstrap.draws`.
+    ``counts`` are those of the units of the text.
     """
     return Contrasts([runs, baseline], counts).test((1, -1))
 
@@ -55,12 +55,12 @@ class Contrasts:
 
     Args:
         pools: of each pool the sums of its runs, whose seeds differ.
-        counts: counts of the units from :func:`lm.bootstrap.draws`, (R, U).
+        counts: counts of the units in resamples.
         single: spread over seeds that a pool of one run takes; without it, each pool has two runs or more.
     """
 
     def __init__(
-        self, pools: Sequence[Sequence[ScoreSums]], counts: Floats, single: SeedSpread | None = None
+        self, pools: Sequence[Sequence[ScoreSums]], counts: Draws, single: SeedSpread | None = None
     ) -> None:
         scores = [means(runs) for runs in pools]
         own = [SeedSpread.within([runs]) or single for runs in pools]
@@ -73,7 +73,7 @@ class Contrasts:
         self._borrows = np.array([len(values) == 1 for values in scores])  # one estimate, however many do
         own_freedom = [spread.freedom for spread, runs in zip(spreads, pools, strict=True) if len(runs) > 1]
         borrowed = single.freedom if single else 1
-        self._freedom = np.array([*own_freedom, borrowed, counts.shape[1] - 1])
+        self._freedom = np.array([*own_freedom, borrowed, counts.units - 1])
 
     def test(self, weights: Sequence[float]) -> tuple[float, Interval]:
         """P-value of a sum with weights, one a pool, against 0, and its 95 % interval."""
@@ -110,7 +110,7 @@ class Contrasts:
         return Interval(estimate, _edge(possible, estimate, -1.0), _edge(possible, estimate, 1.0))
 
 
-def _resampled(runs: Sequence[ScoreSums], counts: Floats) -> Floats:
+def _resampled(runs: Sequence[ScoreSums], counts: Draws) -> Floats:
     """The mean score of resampled texts, (R,)."""
     found: Floats = counts @ np.mean([sums for sums, _ in runs], 0) / (counts @ runs[0][1])
     return found

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from lm.arrays import Floats
-from lm.bootstrap import FEWEST_UNITS, Interval
+from lm.bootstrap import FEWEST_UNITS, Draws, Interval
 from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
 from lm.runs.contrasts import ScoreSums, means, welch
@@ -71,7 +70,7 @@ class _Pool(NamedTuple):
         return [own[score] for own in self.sums]
 
 
-def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Floats) -> list[PooledRuns]:
+def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Draws) -> list[PooledRuns]:
     """Pools in the order of their first runs, with scores in nats; [] if no two runs belong together.
 
     Runs of one config of which two have one seed are no pool, since they are not independent.
@@ -79,7 +78,7 @@ def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: 
     Args:
         evaluations: one of each run.
         sums: those of each run.
-        counts: counts of the units from :func:`lm.bootstrap.draws`, (R, U).
+        counts: counts of the units in resamples.
     """
     experiments = [_experiment(evaluation) for evaluation in evaluations]
 
@@ -109,14 +108,14 @@ def pairwise_groups(items: Iterable[T], together: Callable[[T, T], bool]) -> lis
     return groups
 
 
-def _described(pool: _Pool, first: _Pool, counts: Floats) -> PooledRuns:
+def _described(pool: _Pool, first: _Pool, counts: Draws) -> PooledRuns:
     scores, p, change = dict[str, OverSeeds](), dict[str, float | None](), dict[str, Interval | None]()
     guesses = all(one.near_guessing for one in (*pool.members, *first.members))
     for score in pool.sums[0]:
         own = means(pool.of(score))
         scores[score] = OverSeeds(float(own.mean()), float(own.min()), float(own.max()))
         if pool is not first:
-            few = counts.shape[1] < FEWEST_UNITS or min(len(pool.sums), len(first.sums)) < 2
+            few = counts.units < FEWEST_UNITS or min(len(pool.sums), len(first.sums)) < 2
             tested = None if few or guesses else welch(pool.of(score), first.of(score), counts)
             p[score], change[score] = tested or (None, None)
     return PooledRuns(
