@@ -240,11 +240,8 @@ def train(
     if own.prepared and not own.prepared.unchanged:
         with suppress(BrokenPipeError):  # a closed pipe does not end a training
             _show_prepared(own.prepared)
-    in_processes(
-        processes,
-        first.config.train.shards,
-        {"--data": [part for text in own.settings for part in ("--set", text)]},
-    )
+    named = [part for text in own.settings for part in ("--set", text)]
+    in_processes(processes, first.config.train.shards, {"--data": named})
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
     check_data(

@@ -104,10 +104,11 @@ class SeedTests:
 
         Intervals of 95 % are those of Fieller.
         """
-        ends = [model for label in (baseline, whole) if (model := self._first(label))]
+        several = [model for model in self._models if len(model.by_seed) > 1]
+        ends = [model for label in (baseline, whole) for model in several if model.label == label]
         rows = []
-        for model in self._models:
-            if model.label not in (baseline, whole) and len(model.by_seed) > 1:
+        for model in several:
+            if model not in ends and len(ends) == 2:
                 pools = [ends[0].runs, model.runs, ends[1].runs]
                 share, low, high = Contrasts(pools, self._counts).ratio((1, -1, 0), (1, 0, -1))
                 rows.append([model.label, f"{share:.0%} ({low:.0%} to {high:.0%})".replace("%", " %")])

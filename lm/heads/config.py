@@ -98,8 +98,8 @@ class HeadConfig(Section):
     intervals: Size = Field(
         1000, description="plif: number of intervals of the function of logits, each with its slope"
     )
-    interval_range: Positive = Field(
-        20.0, description="plif: largest absolute logit that the intervals cover"
+    interval_range: float = Field(
+        20.0, gt=0, le=1000, description="plif: largest absolute logit that the intervals cover"
     )
     lower_components: tuple[Count, ...] = Field(
         (),

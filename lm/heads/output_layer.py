@@ -7,6 +7,7 @@ processes it in chunks of tokens (:mod:`lm.heads.chunked_loss`).
 N tokens · H hidden size · K components · E context size · V words.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss, one_pass_nl
 from lm.heads.partitions import replaced, reranked
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
+from lm.heads.rows import LOWEST
 from lm.heads.temperature import WordTemperature
 
 # Tensors of the size of a chunk's logits at the peak of differentiating a formula: 6 to 8 are alive, and
@@ -280,7 +282,7 @@ class OutputLayer:
         if self.smoothing:
             loss = loss - self.smoothing * log_probs.mean(1)
         if repeated.shape[1]:
-            unlikely = log_of_rest(log_probs.gather(1, repeated.clamp(min=0)))
+            unlikely = log_of_rest(log_probs, repeated.clamp(min=0))
             loss = loss - self.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
         if self.past is not None:
             loss = loss + self.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
@@ -304,14 +306,22 @@ def _of(rows: Sequence[Tensor]) -> tuple[Mixture, Sequence[Tensor]]:
     return Mixture(*rows[:count]), rows[count:]
 
 
-def log_of_rest(log_probs: Tensor) -> Tensor:
-    """log(1 − p) of log p. A p nearer to 1 than its rounding counts as the nearest one below."""
-    nearest = -torch.finfo(log_probs.dtype).eps
-    below = log_probs.clamp(max=nearest)
-    small = below < -0.6931471805599453  # p < ½, where 1 − p is exact enough
-    of_small = torch.log1p(-below.masked_fill(~small, -1.0).exp())
-    of_large = (-torch.expm1(below.masked_fill(small, -0.5))).log()
-    return torch.where(small, of_small, of_large)
+def log_of_rest(log_probs: Tensor, words: Tensor) -> Tensor:
+    """log(1 − P(w)) of words (n, C) of each of n distributions log P (n, V): (n, C).
+
+    At most one word of a distribution has more than half of it. Its rest is the sum of all others, which is
+    exact, with its gradient, also where P(w) is rounded to 1.
+    """
+    own = log_probs.gather(1, words)
+    small = own <= -math.log(2)  # where 1 − P is exact enough
+    rest = torch.log1p(-own.masked_fill(~small, -1.0).exp())
+    rows = (~small).any(1).nonzero()[:, 0]
+    if not len(rows):
+        return rest
+    likely = words[rows].gather(1, own[rows].argmax(1, keepdim=True))
+    others = log_probs[rows].scatter(1, likely, LOWEST).logsumexp(1)
+    of_likely = rest.new_zeros(len(rest)).index_copy(0, rows, others.to(rest.dtype))
+    return torch.where(small, rest, of_likely[:, None])
 
 
 def words_before(targets: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ FROM_SOFTMAX = tuple(kind for kind, row in HEADS.items() if row.begins_as_softma
 NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
 LOWER = 1e-6  # share of the prior of all components of lower layers together
 _START = "to begin as a trained output layer"
-NEVER = -100.0  # bias of a word that the output layer lacks
+NEVER = -40.0  # bias of a word that the output layer lacks; with less a mixture takes its slow path
 SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 has in practice
 
 

@@ -20,6 +20,7 @@ from lm.text.vocabulary import Codec, unknown_words
 from lm.trunks.trunk import TrunkState
 
 _INCOMPLETE = "\ufffd"  # placeholder for the bytes of an incomplete character
+_KEPT = 256  # tokens of a line that the next ones are joined to
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,13 @@ class TextWriter:
             self._line, self._shown = [], ""
             return "\n"
         self._line.append(vocabulary.tokens[index])
-        text = self._codec.tokenizer.join(self._line).rstrip(_INCOMPLETE)
+        text = self._text_of(self._line)
         added = text[len(self._shown) :]
+        if len(self._line) > 2 * _KEPT and text.endswith(end := self._text_of(self._line[-_KEPT:])):
+            del self._line[:-_KEPT]  # or the time of a long line would grow with its square
+            text = end
         self._shown = text
         return added
+
+    def _text_of(self, tokens: list[str]) -> str:
+        return self._codec.tokenizer.join(tokens).rstrip(_INCOMPLETE)

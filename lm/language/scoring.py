@@ -23,6 +23,7 @@ from torch import Tensor
 from lm.arrays import Floats
 from lm.config.named_data import split_of_run
 from lm.disk.storage import write_atomic
+from lm.engine.device import flushed_denormals
 from lm.errors import DivergenceError, visible
 from lm.heads.head import Head
 from lm.heads.states import Layers
@@ -220,6 +221,7 @@ class _LineReader:
         return Reader(self._trained.model, torch.tensor([begin], device=self._trained.device))
 
 
+@flushed_denormals()
 def score_file(
     run: Path, path: Path, output: Path, *, checkpoint: str = "best", independent: bool = False
 ) -> ScoredFile:

@@ -249,10 +249,9 @@ class CheckpointStore:
         return read()
 
     def _pointers_and_folders(self) -> tuple[list[bytes], list[tuple[int, Path]]]:
-        files = (self.folder / f"{name}.json" for name in POINTERS)
         with storage_errors(self.folder):
-            there = [path for path in files if path.is_file()]
-        return [read_file(path, limit=1 << 20) for path in there], self._folders()
+            files = [path for name in POINTERS if (path := self.folder / f"{name}.json").is_file()]
+        return [read_file(path, limit=1 << 20) for path in files], self._folders()
 
     def _require_best(self, *, every: bool = False) -> None:
         """Raise StorageError if the best step of the newest commit, or ``every`` best one, is missing."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from lm.disk.filelock import FileLock
 from lm.disk.storage import canonical_json, make_folder, parse_json, read_file, write_atomic, write_json
 from lm.engine.config import OptimConfig
+from lm.engine.device import flushed_denormals
 from lm.engine.optim import build_optimizer
 from lm.engine.schedule import Schedule
 from lm.errors import StorageError
@@ -84,6 +85,7 @@ def cosine_adam(steps: int, lr: float) -> OptimConfig:
     )
 
 
+@flushed_denormals()
 def descend(
     model: nn.Module, loss_of: Callable[[], Tensor], optim: OptimConfig, states: Tensor | None = None
 ) -> list[float]:

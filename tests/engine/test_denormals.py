@@ -14,6 +14,7 @@ from lm.engine.events import Event
 from lm.language.adaptation import DynamicSetting
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
+from lm.studies.sweep import cosine_adam, descend
 from tests.support.talk_run import TALK, settings
 from tests.support.tiny_lm import write_run
 
@@ -76,4 +77,15 @@ def test_evaluations_of_a_language_model_flush_them(tmp_path: Path) -> None:
     assert seen.counted == {False}
     seen.counted.clear()
     dynamic(run, setting=DynamicSetting(1e-3, 1e-3), progress=seen.progress)
+    assert seen.counted == {False}
+
+
+def test_a_study_flushes_them() -> None:
+    seen, model = Seen(), torch.nn.Linear(2, 1)
+
+    def loss() -> torch.Tensor:
+        seen.progress(0, 0)
+        return model.weight.square().sum()
+
+    descend(model, loss, cosine_adam(3, 0.1))
     assert seen.counted == {False}

@@ -85,20 +85,23 @@ def test_the_words_before_a_token_are_different_ones() -> None:
         assert found == candidates(row)
 
 
-def test_the_rest_of_a_probability_keeps_its_precision() -> None:
-    for dtype, small in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
-        p = torch.tensor([small, 0.1, 0.5, 0.9, 1 - 1e-5], dtype=torch.float64)
-        log_p = p.log().to(dtype).requires_grad_()
-        rest = log_of_rest(log_p)
-        torch.testing.assert_close(
-            rest.double(), torch.log1p(-p), rtol=2e-2 if dtype == torch.float32 else 1e-9, atol=0
-        )
-        (gradient,) = torch.autograd.grad(rest.sum(), log_p)
-        torch.testing.assert_close(gradient.double(), -p / (1 - p), rtol=2e-2, atol=0)
-    sure = torch.zeros(1, requires_grad=True)
-    assert math.isfinite(log_of_rest(sure).item())
-    (gradient,) = torch.autograd.grad(log_of_rest(sure).sum(), sure)
-    assert gradient.isfinite().all()
+@pytest.mark.parametrize("gap", [-30.0, -3.0, 0.0, 1.0, 6.0, 14.0, 18.0, 30.0, 300.0])
+def test_the_rest_of_a_probability_and_its_gradient_keep_their_precision(gap: float) -> None:
+    """Also where float32 rounds the probability to 1: then the gradient at its logit is −1."""
+    logits = torch.tensor([[0.3, gap, -1.0, 0.0], [1.0, 0.0, 0.5, gap]])
+    words = torch.tensor([[1, 0, 3], [3, 1, 1]])
+    found, gradients = [], []
+    for dtype in (torch.float32, torch.float64):
+        z = logits.to(dtype).requires_grad_()
+        if dtype == torch.float32:
+            rest = log_of_rest(z.log_softmax(1), words)
+        else:  # by the definition
+            others = torch.ones(2, 3, 4, dtype=torch.bool).scatter(2, words[..., None], value=False)
+            rest = z.log_softmax(1)[:, None].masked_fill(~others, -math.inf).logsumexp(2)
+        found.append(rest.double())
+        gradients.append(torch.autograd.grad(rest.sum(), z)[0].double())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_dialog_models_repeat_words_of_the_response_alone(tmp_path: Path) -> None:

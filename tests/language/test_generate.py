@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, DataError, DivergenceError
-from lm.language.generate import Generated, GenerateOptions, as_read, generate
+from lm.language import generate as generate_module
+from lm.language.generate import Generated, GenerateOptions, TextWriter, as_read, generate
 from lm.language.trained import TrainedLm
-from lm.text.tokenizers import Byte
+from lm.text.tokenizers import Byte, Char
 from lm.text.vocabulary import Codec, Vocabulary
 from tests.support.signals import signal_at
 from tests.support.tiny_lm import tiny_codec, tiny_lm
@@ -162,3 +163,34 @@ def test_a_prompt_that_cannot_be_written_and_a_model_without_numbers_are_refused
 
     with pytest.raises(KeyboardInterrupt), signal_at(1, "log_probs"):
         list(generate(tiny_lm(), "", GenerateOptions()))
+
+
+def codec_of_characters() -> Codec:
+    return Codec(Char(), Vocabulary.of_text({"<eos>": 1} | dict.fromkeys(Char().split("ab c"), 1)))
+
+
+def codec_of_bytes() -> Codec:
+    return Codec(Byte(), Vocabulary.of_text({"<eos>": 1} | dict.fromkeys(Byte().split("aé€𝄞"), 1)))
+
+
+@pytest.mark.parametrize("codec", [codec_of_characters(), codec_of_bytes(), tiny_codec()])
+def test_a_long_line_is_written_as_it_reads_at_once_in_linear_time(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate_module, "_KEPT", 8)
+    kind, joined = type(codec.tokenizer), list[int]()
+    join = kind.join
+
+    def counted(self: Any, tokens: Any) -> str:
+        joined.append(len(tokens))
+        return join(self, tokens)
+
+    monkeypatch.setattr(kind, "join", counted)
+    text = "aé€𝄞a€" * 20 if isinstance(codec.tokenizer, Byte) else "ab ca " * 20
+    if codec.tokenizer.kind == "whitespace":
+        text = " ".join(codec.vocabulary.tokens[3:6] * 30)
+    tokens = codec.tokenizer.split(text)
+    writer = TextWriter(codec, "")
+    written = "".join(writer.add(codec.vocabulary.ids([token])[0]) for token in tokens)
+    assert written == join(codec.tokenizer, tokens)
+    assert max(joined) < 40

@@ -103,6 +103,8 @@ def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
     header, _, moc = SeedTests([*entries, entry("DOC", 1, 4.3)]).shares("softmax", "MoS").splitlines()
     assert header == "| head | share of the lead of MoS over softmax |"
     assert moc.startswith("| MoC | 60 % (4")
+    one = [entry("softmax", 1, 4.5), *entries[3:]]
+    assert len(SeedTests(one).shares("softmax", "MoS").splitlines()) == 2, "no share of a lead of one seed"
 
 
 @pytest.mark.usefixtures("scripts")
