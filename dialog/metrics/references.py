@@ -10,9 +10,10 @@ Retrieved references are responses to similar contexts. Nobody has judged whethe
 import json
 import os
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -196,24 +197,23 @@ def align_references(
     Raises:
         DataError: examples without an item or items without an example, with their number and the first.
     """
-    waiting: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    waiting: dict[tuple[str, ...], dict[str, deque[int]]] = defaultdict(lambda: defaultdict(deque))
     examples = [(n, turn) for n, dialog in enumerate(dialogs) for turn in range(len(dialog.utterances) - 1)]
     for index, (number, turn) in enumerate(examples):
         said = dialogs[number].utterances
         heard = said[max(0, turn - CONTEXT) : turn]
-        waiting[tuple(_key(u.text) for u in (*heard, said[turn]))].append(index)
+        texts = tuple(_key(u.text) for u in (*heard, said[turn]))
+        waiting[texts][dialogs[number].topic].append(index)
     found: list[ReferenceItem | None] = [None] * len(examples)
     strangers = []
     for place, item in enumerate(items):
-        texts = [_key(line.partition(":")[2]) for line in item.context]
-        open_ = waiting[(*(t for t in texts if t != DIALOG), _key(item.responses[0]))]
-        if not open_:
+        context = (_key(line.partition(":")[2]) for line in item.context)
+        by_topic = waiting[(*(t for t in context if t != DIALOG), _key(item.responses[0]))]
+        same = by_topic[item.topic]
+        if queues := [same] if same else [queue for queue in by_topic.values() if queue]:
+            found[min(queues, key=itemgetter(0)).popleft()] = item
+        else:
             strangers.append(place)
-            continue
-        same = [index for index in open_ if dialogs[examples[index][0]].topic == item.topic]
-        index = (same or open_)[0]
-        open_.remove(index)
-        found[index] = item
     lacking = [where for where, item in zip(examples, found, strict=True) if item is None]
     if lacking or strangers:
         raise DataError(_misfit(visible(source), items, len(examples), lacking, strangers))
