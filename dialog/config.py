@@ -185,7 +185,7 @@ class ModelConfig(Section):
         if kind not in ("", PRETRAINED):
             raise ValueError(f"trunk = {self.trunk}: must be hf:FOLDER, or empty")
         if wrong := self.misplaced("trunk", (self.trunk,)):
-            raise ValueError(unfit(self.trunk, wrong) if self.trunk else f"{wrong}; leave it out")
+            raise unfit(self.trunk, wrong) if self.trunk else ValueError(f"{wrong}; leave it out")
         return self
 
 
@@ -239,7 +239,7 @@ class DialogConfig(Section):
             return self
         for table, reason in self.idle().items():
             if name := getattr(self, table).changed():
-                raise ValueError(unfit(self.model.trunk, f"{table}.{name}: has no effect with {reason}"))
+                raise unfit(self.model.trunk, f"{table}.{name}: has no effect with {reason}")
         wanted = {
             'data.tokenizer = "hf"': self.data.tokenizer == PRETRAINED,
             "data.lowercase = false": not self.data.lowercase,

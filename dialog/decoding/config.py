@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SEED, Count, Owner, Positive, Section, Size
+from lm.config.section import MAX_SEED, Count, Owner, OwnRemedyError, Positive, Section, Size
 from lm.errors import require
 
 Phrases = Annotated[tuple[str, ...], Field(strict=False, max_length=1000)]
@@ -99,7 +99,7 @@ class DecodeConfig(Section):
             if not all(phrase.strip() for phrase in getattr(self, name)):
                 raise ValueError(f"{name} has an empty phrase; leave it out")
         if self.beam % self.groups:
-            raise ValueError(
+            raise OwnRemedyError(
                 f"groups = {self.groups}: must divide beam = {self.beam}; choose another decode.groups or"
                 " decode.beam"
             )

@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from lm.config.section import deciding_keys, known_keys, known_tables, off_values
+from lm.config.section import OwnRemedyError, deciding_keys, known_keys, known_tables, off_values
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import LONGEST_NAME, did_you_mean
 from lm.config.write import literal, setting_text
@@ -20,7 +20,6 @@ WORDING = {  # pydantic's wording of expectations, and ours
     "a valid string": "a string",
     "a valid tuple": "a list",
 }
-OWN_REMEDIES = ("begin", "check", "choose")  # first words of remedies that are better than defaults of keys
 
 
 def unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
@@ -58,7 +57,7 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         key = ".".join(location)
     message = first["msg"].removeprefix("Value error, ")
     if key not in keys:
-        return _inconsistent(key, message, settings, changes, schema)
+        return _inconsistent(key, message, first.get("ctx", {}).get("error"), settings, changes, schema)
     if key not in merged:
         return f"missing key {key}: set it in the config, or with --set {key}=…"
     setting, part = merged[key], ""
@@ -83,19 +82,28 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
 
 
 def _inconsistent(
-    table: str, message: str, settings: Settings, changes: Settings, schema: type[BaseModel]
+    table: str,
+    message: str,
+    cause: object,
+    settings: Settings,
+    changes: Settings,
+    schema: type[BaseModel],
 ) -> str:
     """One line on values that are valid by themselves: the place, and the message of the schema.
 
     The message begins with a key, perhaps its value, and the problem. Its remedy comes after a semicolon.
+    ``cause`` is the exception of a validator, if there is one.
     """
     merged, culprit = settings | changes, _culprit(settings, changes, schema)
     problem, _, own = message.partition("; ")
-    if culprit and not own.startswith(OWN_REMEDIES) and (usual := _remedy(table, merged, changes, schema)):
+    for_key = ""
+    if isinstance(cause, OwnRemedyError):
+        for_key = cause.for_key
+    elif culprit and (usual := _remedy(table, merged, changes, schema)):
         own = _told(usual, changes[culprit].where)
     named = re.match(r"([\w.]+)(?: = (.*?):|:|) (.+)", problem, re.DOTALL)
     name = named[1] if named and "." in named[1] else f"{table}.{named[1]}" if named else ""
-    own = "leave it out" if name == culprit and own.startswith("begin") else own
+    own = for_key or own if name == culprit else own
     remedy = own and f"; {own}"
     if not culprit or changes[culprit].where != COMMAND_LINE:
         place = changes[culprit].where if culprit else _blame(table, message, merged)

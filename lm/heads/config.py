@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import Above, Count, NotNegative, Owner, Positive, Rate, Section, Size
+from lm.config.section import Above, Count, NotNegative, Owner, OwnRemedyError, Positive, Rate, Section, Size
 from lm.heads.registry import HEADS, kinds_with
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class HeadConfig(Section):
                 f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
             )
         if self.kind == "mixtape" and self.components & (self.components - 1):
-            raise ValueError(
+            raise OwnRemedyError(
                 f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"
             )
         if self.skip_below and (self.label_smoothing or self.unlikelihood or self.past_decode):
@@ -235,7 +235,7 @@ class HeadConfig(Section):
             raise ValueError(f"candidates = {list(self.candidates)}: must increase, as in [20, 100]")
         lower = sum(self.lower_components)
         if self.kind == "doc" and not 0 < lower < self.components:
-            raise ValueError(
+            raise OwnRemedyError(
                 f"lower_components = {list(self.lower_components)}: doc needs at least one component from"
                 f" lower layers and one from the last; choose from 1 to {self.components - 1} of"
                 f" head.components = {self.components}"

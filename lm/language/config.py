@@ -203,7 +203,7 @@ class ModelConfig(Section):
             raise ValueError(f"hidden_sizes: the layers of a transformer have one size, not {sizes}")
         if wrong := self.misplaced("trunk", (self.trunk,)):
             remedy = f"{wrong}; remove it from a trunk of the kind {kind}"
-            raise ValueError(unfit(self.trunk, wrong) if kind == PRETRAINED else remedy)
+            raise unfit(self.trunk, wrong) if kind == PRETRAINED else ValueError(remedy)
         if self.layer_sum and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
             raise ValueError(
@@ -242,7 +242,7 @@ class LmConfig(Section):
             if name := getattr(self, table).changed():
                 problem = f"{table}.{name}: has no effect with {reason}"
                 remedy = f"{problem}; leave it out"
-                raise ValueError(unfit(model.trunk, problem) if kind == PRETRAINED else remedy)
+                raise unfit(model.trunk, problem) if kind == PRETRAINED else ValueError(remedy)
         if (
             kind == "transformer"
             and not model.budget

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from lm.config.section import OwnRemedyError
+
 PRETRAINED = "hf"  # kind of the trunks that are models of transformers
 _EXAMPLES = "docs/huggingface.md"  # has a config of each family on such a trunk
 _PREFIX = f"{PRETRAINED}:"  # of the name of such a trunk, before the folder
@@ -27,15 +29,16 @@ class Kinds:
         return isinstance(name, str) and trunk_kind(name) in self._kinds
 
 
-def unfit(trunk: str, problem: str) -> str:
-    """The message for a config that does not fit its pretrained trunk.
+def unfit(trunk: str, problem: str) -> OwnRemedyError:
+    """The mistake of a config that does not fit its pretrained trunk.
 
     A folder that does not exist comes first, since the user has to mend that in any case.
     """
     path = pretrained_path(trunk)
     if path is not None and not path.exists():
-        return f"model.trunk = {trunk}: no such folder; check the path"
-    return f"{problem}; begin with a config without it, as in {_EXAMPLES}"
+        return OwnRemedyError(f"model.trunk = {trunk}: no such folder; check the path")
+    remedy = f"begin with a config without it, as in {_EXAMPLES}"
+    return OwnRemedyError(f"{problem}; {remedy}", for_key="leave it out")
 
 
 def pretrained_path(name: str) -> Path | None:
