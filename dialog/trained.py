@@ -26,7 +26,7 @@ from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
 from dialog.task import build_model, encode_dialogs, score_batches, score_items
 from dialog.utterance import Dialog
-from lm.engine.device import device_here
+from lm.engine.device import device_here, flushed_denormals
 from lm.engine.state import load_model_tensors
 from lm.errors import ConfigError, visible
 from lm.heads.states import Layers
@@ -152,6 +152,7 @@ class TrainedModel:
         if decode.select == "mmi":
             backward_run(Path(decode.mmi_run))
 
+    @flushed_denormals()
     @torch.no_grad()
     def respond(
         self,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lm.engine.device import flushed_denormals
 from lm.errors import DivergenceError, require
 from lm.heads.sampling import INFINITY, draw_tokens
 from lm.heads.states import Layers
@@ -139,7 +140,7 @@ def next_tokens(
     hidden, state = _joined(trained, starts)
     tokens: Tensor | None = None
     for _ in range(options.max_tokens):
-        with torch.no_grad():
+        with torch.no_grad(), flushed_denormals():
             if tokens is not None:
                 outputs = model(tokens[None], state)
                 hidden, state = outputs.hidden.map(itemgetter(-1)), outputs.state

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dialog.batches import list_examples
+from dialog.corpora.corpus import load_dialogs
+from dialog.decoding.config import DecodeConfig
 from dialog.evaluate import evaluate as evaluate_dialog
 from dialog.train import train
+from dialog.trained import TrainedModel
 from lm.engine.device import flushed_denormals
 from lm.engine.events import Event
 from lm.language.adaptation import DynamicSetting
@@ -61,13 +65,17 @@ def test_they_are_flushed_within_and_not_after() -> None:
     assert denormals_count()
 
 
-def test_a_training_and_the_evaluation_of_a_dialog_model_flush_them(tmp_path: Path) -> None:
+def test_training_evaluating_and_asking_a_dialog_model_flush_them(tmp_path: Path) -> None:
     seen, run = Seen(), tmp_path / "run"
     (tmp_path / "talk.txt").write_text(TALK)
     train(settings(tmp_path), run, seen.report)
     assert seen.counted == {False}
     seen.counted.clear()
     evaluate_dialog(run, limit=2, progress=seen.progress)
+    assert seen.counted == {False}
+    seen.counted.clear()
+    examples = list_examples(load_dialogs(str(tmp_path / "talk.txt")))
+    TrainedModel.load(run).respond(examples, DecodeConfig(beam=2), progress=seen.progress)
     assert seen.counted == {False}
 
 
