@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         "cutting the log back",
         SAVING,
-        "        self._journal.cut(_log_of(commit)[0] if keep_log else 0)\n",
+        "        self._journal.cut(_log_of(commit).size if keep_log else 0)\n",
         "",
         "engine/test_loop.py::test_a_kill_at_any_batch_or_validation_changes_nothing",
     ),
