@@ -22,11 +22,11 @@ _BLOCK = 500  # resamples whose counts are numbers of 8 bytes at a time
 TAILS = (0.025, 0.975)  # quantiles at the ends of a 95 % interval
 
 
-class Draws:
+class Resamples:
     """Counts of each of the U ``units`` in each of the R resamples. ConfigError for too few resamples.
 
-    ``draws @ values`` are the sums over each resample, (R,), of values (U,). A count is held in one byte, as
-    more than 255 draws of one of many units do not occur.
+    ``resamples @ values`` are the sums over each resample, (R,), of values (U,). A count is held in one
+    byte, as more than 255 draws of one of many units do not occur.
     """
 
     def __init__(self, units: int, resamples: int, seed: int) -> None:
@@ -47,7 +47,7 @@ def by_unit(units: ArrayLike, values: ArrayLike) -> Floats:
     return np.bincount(unit, weights=np.asarray(values)).astype(np.float64)
 
 
-def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Draws) -> dict[str, float | None]:
+def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Resamples) -> dict[str, float | None]:
     """Two-sided p-values of differences, by score. None below 5 units.
 
     A p-value is twice the share of resamples in which the difference changes its sign. The estimate adds one
@@ -70,7 +70,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Draws) -> dict[str, Interval | None]:
+def intervals(pairs: Mapping[str, tuple[Floats, Floats]], counts: Resamples) -> dict[str, Interval | None]:
     """Ratios of sums with 95 % percentile intervals, by score, from the arguments of :func:`p_values`.
 
     None below 5 units.
@@ -89,7 +89,7 @@ def mean_intervals(columns: Floats, units: ArrayLike, resamples: int, seed: int)
     """Means of columns (N, C) with 95 % intervals, by the units (N,) of the rows. None below 5 units."""
     sizes = by_unit(units, np.ones(len(columns)))
     pairs = {str(column): (by_unit(units, values), sizes) for column, values in enumerate(columns.T)}
-    return [*intervals(pairs, Draws(len(sizes), resamples, seed)).values()]
+    return [*intervals(pairs, Resamples(len(sizes), resamples, seed)).values()]
 
 
 def _two_sided(differences: Floats) -> float:

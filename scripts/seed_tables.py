@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from table_forms import Number, markdown, mean_of, p_value
 
-from lm.bootstrap import FEWEST_UNITS, Draws
+from lm.bootstrap import FEWEST_UNITS, Resamples
 from lm.errors import require
 from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, means
 from lm.runs.pooling import pairwise_groups
@@ -77,7 +77,7 @@ class SeedTests:
         self._alike = _alike(pools)
         self._spread = SeedSpread.within(pools) if self._alike >= ALIKE else None
         self._models = models
-        self._counts = Draws(len(models[0].runs[0][0]) if models else 1, RESAMPLES, seed=1)
+        self._counts = Resamples(len(models[0].runs[0][0]) if models else 1, RESAMPLES, seed=1)
 
     def leads(self, baselines: Sequence[str]) -> str:
         """Table of nats ahead of each baseline, named by its label: 95 % interval and p-value."""

@@ -65,7 +65,7 @@ class FirstLines:
 
     @property
     def is_turn(self) -> bool:
-        """True if the first JSON object is an utterance by its own keys, whatever objects it holds."""
+        """True if the first JSON object is an utterance by its own keys, not those of objects in it."""
         listed = self._first_object.keys() - {*self.single}
         return is_named(self.single) and pair_of(self.single) is None and not any(map(is_list_name, listed))
 

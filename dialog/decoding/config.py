@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SEED, Count, Owner, OwnRemedyError, Positive, Section, Size
+from lm.config.own_remedy import OwnRemedyError
+from lm.config.section import MAX_SEED, Count, Owner, Positive, Section, Size
 from lm.errors import require
 
 Phrases = Annotated[tuple[str, ...], Field(strict=False, max_length=1000)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lm.arrays import Floats, Ints
-from lm.bootstrap import FEWEST_UNITS, TAILS, Draws, Interval
+from lm.bootstrap import FEWEST_UNITS, TAILS, Interval, Resamples
 from lm.console.options import RESAMPLES
 from lm.console.tables import Table
 from lm.errors import DataError, require
@@ -71,7 +71,7 @@ def recovery(
     if len(at) < 2:
         raise DataError(f"{len(mean)} tokens have too few surprises; name a longer text, or raise --share")
     blocks = len(np.unique(at // BLOCK))
-    counts = Draws((len(mean) - 1) // BLOCK + 1, resamples, seed=1)
+    counts = Resamples((len(mean) - 1) // BLOCK + 1, resamples, seed=1)
     runs = {}
     for name, nll in losses.items():
         gain = first - nll
@@ -85,7 +85,7 @@ def recovery(
     return Surprises(len(at) / len(mean), len(at), float(mean[at].min()), blocks), runs
 
 
-def _excesses(gain: Floats, at: Ints, counts: Draws) -> list[Interval]:
+def _excesses(gain: Floats, at: Ints, counts: Resamples) -> list[Interval]:
     """Mean gains 1 to 5 tokens after the places ``at``, less the mean gain, of tokens (N,).
 
     Resamples without a place are left out.

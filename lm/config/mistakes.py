@@ -7,7 +7,8 @@ from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from lm.config.section import OwnRemedyError, deciding_keys, known_keys, known_tables, off_values
+from lm.config.own_remedy import OwnRemedyError
+from lm.config.section import deciding_keys, known_keys, known_tables, off_values
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
 from lm.config.suggest import LONGEST_NAME, did_you_mean
 from lm.config.write import literal, setting_text

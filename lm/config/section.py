@@ -46,17 +46,6 @@ class Above:
         return isinstance(value, int | float) and value > self._limit
 
 
-class OwnRemedyError(ValueError):
-    """A mistake in a config whose own remedy, after a semicolon, is better than defaults of other keys.
-
-    ``for_key`` is the remedy if the key that the message begins with was given.
-    """
-
-    def __init__(self, message: str, for_key: str = "") -> None:
-        super().__init__(message)
-        self.for_key = for_key
-
-
 class Section(BaseModel):
     """A table of a config file.
 

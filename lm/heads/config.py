@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import Above, Count, NotNegative, Owner, OwnRemedyError, Positive, Rate, Section, Size
+from lm.config.own_remedy import OwnRemedyError
+from lm.config.section import Above, Count, NotNegative, Owner, Positive, Rate, Section, Size
 from lm.heads.registry import HEADS, kinds_with
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ class HeadConfig(Section):
     learn_shift: bool = Field(False, description="learn the shift b of exp(z)·σ(z + b) (sigsoftmax, moss)")
     products: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="precision of the matrix products of the training loss: float32, bfloat16, or auto:"
-        " bfloat16 if it is clearly faster at the start of training; statistics stay float32",
+        description="precision of the matrix products of the training loss: float32, bfloat16, or auto,"
+        " which takes bfloat16 if it is clearly faster; statistics stay float32",
     )
     skip_below: Rate = Field(
         0.0,

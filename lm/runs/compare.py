@@ -8,7 +8,7 @@ from typing import Any
 
 from lm import bootstrap
 from lm.arrays import Floats
-from lm.bootstrap import Draws, Interval, by_unit
+from lm.bootstrap import Interval, Resamples, by_unit
 from lm.errors import ConfigError, DataError, visible
 from lm.results import Merged
 from lm.runs.evaluations import Evaluation, JsonObject, evaluation_at, load_evaluation, lookup, run_of
@@ -142,7 +142,7 @@ class Comparison:
         for fewer than 1,000 resamples.
         """
         units = self.units_of(evaluations[0])
-        counts = Draws(len(set(units)), resamples, seed)
+        counts = Resamples(len(set(units)), resamples, seed)
         # neighbouring parts of a unit are resampled together
         by_run = [
             {
@@ -176,7 +176,7 @@ class Comparison:
         own: UnitSums,
         first: Evaluation,
         base: UnitSums,
-        counts: bootstrap.Draws,
+        counts: bootstrap.Resamples,
     ) -> ComparedRun:
         """A run with its p-values, changes and intervals by score, from (R, U) resamples of the units."""
         pairs = {} if evaluation is first else {

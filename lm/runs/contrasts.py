@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.arrays import Floats
-from lm.bootstrap import Draws, Interval
+from lm.bootstrap import Interval, Resamples
 
 ScoreSums = tuple[Floats, Floats]  # sums of a score by unit, and sizes of the units, each (U,)
 _LEVEL = 0.975  # quantile at the upper end of a 95 % interval
@@ -24,7 +24,9 @@ def means(runs: Sequence[ScoreSums]) -> Floats:
     return np.array([sums.sum() / sizes.sum() for sums, sizes in runs])
 
 
-def welch(runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Draws) -> tuple[float, Interval]:
+def welch(
+    runs: Sequence[ScoreSums], baseline: Sequence[ScoreSums], counts: Resamples
+) -> tuple[float, Interval]:
     """P-value and 95 % interval of the difference of two mean scores, each over two or more seeds.
 
     ``counts`` are those of the units of the text.
@@ -60,7 +62,7 @@ class Contrasts:
     """
 
     def __init__(
-        self, pools: Sequence[Sequence[ScoreSums]], counts: Draws, single: SeedSpread | None = None
+        self, pools: Sequence[Sequence[ScoreSums]], counts: Resamples, single: SeedSpread | None = None
     ) -> None:
         scores = [means(runs) for runs in pools]
         own = [SeedSpread.within([runs]) or single for runs in pools]
@@ -110,7 +112,7 @@ class Contrasts:
         return Interval(estimate, _edge(possible, estimate, -1.0), _edge(possible, estimate, 1.0))
 
 
-def _resampled(runs: Sequence[ScoreSums], counts: Draws) -> Floats:
+def _resampled(runs: Sequence[ScoreSums], counts: Resamples) -> Floats:
     """The mean score of resampled texts, (R,)."""
     found: Floats = counts @ np.mean([sums for sums, _ in runs], 0) / (counts @ runs[0][1])
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from lm.bootstrap import FEWEST_UNITS, Draws, Interval
+from lm.bootstrap import FEWEST_UNITS, Interval, Resamples
 from lm.config.settings import DEFAULT, Setting, Settings
 from lm.errors import StorageError
 from lm.runs.contrasts import ScoreSums, means, welch
@@ -70,7 +70,9 @@ class _Pool(NamedTuple):
         return [own[score] for own in self.sums]
 
 
-def pooled(evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Draws) -> list[PooledRuns]:
+def pooled(
+    evaluations: Sequence[Evaluation], sums: Sequence[UnitSums], counts: Resamples
+) -> list[PooledRuns]:
     """Pools in the order of their first runs, with scores in nats; [] if no two runs belong together.
 
     Runs of one config of which two have one seed are no pool, since they are not independent.
@@ -108,7 +110,7 @@ def pairwise_groups(items: Iterable[T], together: Callable[[T, T], bool]) -> lis
     return groups
 
 
-def _described(pool: _Pool, first: _Pool, counts: Draws) -> PooledRuns:
+def _described(pool: _Pool, first: _Pool, counts: Resamples) -> PooledRuns:
     scores, p, change = dict[str, OverSeeds](), dict[str, float | None](), dict[str, Interval | None]()
     guesses = all(one.near_guessing for one in (*pool.members, *first.members))
     for score in pool.sums[0]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lm.config.section import OwnRemedyError
+from lm.config.own_remedy import OwnRemedyError
 
 PRETRAINED = "hf"  # kind of the trunks that are models of transformers
 _EXAMPLES = "docs/huggingface.md"  # has a config of each family on such a trunk

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.analysis.recovery import STEPS, recovery, recovery_tables
-from lm.bootstrap import Draws
+from lm.bootstrap import Resamples
 from lm.cli import main
 from lm.errors import ConfigError, DataError
 from lm.language.evaluate import BLOCK
@@ -50,7 +50,7 @@ def test_intervals_are_of_resampled_blocks_since_neighbours_resemble_each_other(
     slow[surprises] = fast[surprises] = 9.0
     measured, runs = recovery({"slow": slow, "fast": fast}, share=len(surprises) / len(slow), resamples=1000)
     assert (measured.surprises, measured.blocks) == (blocks * each, blocks)
-    counts = Draws(blocks, 1000, 1)
+    counts = Resamples(blocks, 1000, 1)
     rest = 1 - each / BLOCK  # of a gain at one token of BLOCK / each, which counts for the mean, too
     low, high = np.quantile(counts @ of_block / blocks * rest, (0.025, 0.975))
     found = runs["fast"]

@@ -19,7 +19,7 @@ from lm.analysis.temperature import (
     temperature_report,
     temperature_tables,
 )
-from lm.bootstrap import Draws
+from lm.bootstrap import Resamples
 from lm.cli import main
 from lm.console.options import RESAMPLES
 from lm.disk.storage import canonical_json
@@ -89,7 +89,7 @@ def test_intervals_of_places_are_of_resampled_blocks(tmp_path: Path) -> None:
     found = Profile(np.ones(2), np.ones(2), at_words, np.ones(len(ids)), at)
     report = temperature_report(found, ["a", "b"])
     numbers = np.bincount(block)
-    counts = Draws(len(numbers), RESAMPLES, 1)
+    counts = Resamples(len(numbers), RESAMPLES, 1)
     low, high = np.quantile(counts @ (numbers * of_block) / (counts @ numbers), (0.025, 0.975))
     for row in report.positions:
         assert row.interval == pytest.approx((row.mean, low, high))

@@ -21,7 +21,7 @@ from dialog.config import DialogConfig
 from dialog.report import FAMILY as DIALOG
 from lm.analysis.report import FAMILY as LM
 from lm.analysis.spectrum import RankResult
-from lm.bootstrap import Draws, Interval, intervals
+from lm.bootstrap import Interval, Resamples, intervals
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
@@ -285,10 +285,10 @@ def test_intervals_are_quantiles_of_resampled_ratios() -> None:
     sums, sizes = random.normal(1, 1, 30), random.uniform(1, 2, 30)
     counts = np.random.default_rng(4).multinomial(30, np.full(30, 1 / 30), size=1700)
     ratios = [float((row * sums).sum() / (row * sizes).sum()) for row in counts]
-    (estimate, low, high) = intervals({"x": (sums, sizes)}, Draws(30, 1700, seed=4))["x"] or (0, 0, 0)
+    (estimate, low, high) = intervals({"x": (sums, sizes)}, Resamples(30, 1700, seed=4))["x"] or (0, 0, 0)
     assert estimate == pytest.approx(sums.sum() / sizes.sum())
     assert (low, high) == pytest.approx(tuple(np.quantile(ratios, (0.025, 0.975))))
-    assert intervals({"x": (sums[:4], sizes[:4])}, Draws(4, 1000, seed=4)) == {"x": None}
+    assert intervals({"x": (sums[:4], sizes[:4])}, Resamples(4, 1000, seed=4)) == {"x": None}
 
 
 def test_changes_turn_round_with_the_runs(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 from scipy.stats import f_oneway, ttest_ind
 
 from lm.arrays import Floats
-from lm.bootstrap import Draws
+from lm.bootstrap import Resamples
 from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, welch
 
 UNITS, TOKENS = 40, 25.0
-COUNTS = Draws(UNITS, 1000, 1)
+COUNTS = Resamples(UNITS, 1000, 1)
 
 
-class Whole(Draws):
+class Whole(Resamples):
     """Resamples that are the text itself, which then is no source of noise."""
 
     def __init__(self, units: int) -> None:
@@ -92,7 +92,7 @@ def test_the_ends_of_a_ratio_are_where_its_sum_has_p_of_five_per_cent() -> None:
     pools = [
         pool(mean + rng.normal(0, 0.01, 3), text + rng.normal(0, 0.05, UNITS)) for mean in (0.0, -0.1, -0.2)
     ]
-    contrasts = Contrasts(pools, Draws(UNITS, 1000, 2))
+    contrasts = Contrasts(pools, Resamples(UNITS, 1000, 2))
     found = contrasts.ratio((1, -1, 0), (1, 0, -1))
     means = [np.mean([nats.sum() / sizes.sum() for nats, sizes in own]) for own in pools]
     assert found.estimate == pytest.approx((means[0] - means[1]) / (means[0] - means[2]))
