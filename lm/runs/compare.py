@@ -176,7 +176,7 @@ class Comparison:
         own: UnitSums,
         first: Evaluation,
         base: UnitSums,
-        counts: bootstrap.Resamples,
+        counts: Resamples,
     ) -> ComparedRun:
         """A run with its p-values, changes and intervals by score, from (R, U) resamples of the units."""
         pairs = {} if evaluation is first else {
