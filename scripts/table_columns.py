@@ -288,6 +288,15 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             )
         ),
     ),
+    "recovery": (
+        "recovery",
+        "cell",
+        (
+            ("gain over the LSTM, nats a token", "gain", fixed(3)),
+            ("after surprises", "gain_after", fixed(3)),
+            ("difference, 95 %", "excess_after", fixed(3)),
+        ),
+    ),
     "melis_reasons": (
         "melis_reasons",
         "variation",
