@@ -241,7 +241,7 @@ def train(
         with suppress(BrokenPipeError):  # a closed pipe does not end a training
             _show_prepared(own.prepared)
     named = [part for text in own.settings for part in ("--set", text)]
-    in_processes(processes, first.config.train.shards, {"--data": named})
+    in_processes(processes, instead={"--data": named})
     given = [*own.settings, *(overrides or ())]
     resolved = load_config(config, DialogConfig, family="dialog", overrides=given)
     check_data(

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from table_forms import Number, markdown, mean_of, p_value
+from table_forms import Number, markdown, mean_of, p_text
 
 from lm.bootstrap import FEWEST_UNITS, Resamples
 from lm.errors import require
@@ -121,7 +121,7 @@ class SeedTests:
             for model in self._models
             if len(model.by_seed) > 1
         ]
-        rows.append(["alike in all these", "", f"p = {p_value(self._alike)}".replace("= <", "<")])
+        rows.append(["alike in all these", "", p_text(self._alike)])
         return markdown(["head", "seeds", "standard deviation over seeds, nats"], rows)
 
     def _first(self, label: str) -> "_Model | None":
@@ -133,8 +133,8 @@ class SeedTests:
         if self._spread is None and min(len(model.runs), len(base.runs)) == 1:
             return f"{float(means(base.runs).mean() - means(model.runs).mean()):.3f}, no test"
         p, change = Contrasts([base.runs, model.runs], self._counts, self._spread).test((1, -1))
-        equals, half = "= " if p >= LEAST_P else "", (change.high - change.low) / 2
-        return f"{change.estimate:.3f} ± {half:.3f}, p {equals}{p_value(p, LEAST_P)}"
+        half = (change.high - change.low) / 2
+        return f"{change.estimate:.3f} ± {half:.3f}, {p_text(p, LEAST_P)}"
 
 
 def _alike(pools: Sequence[Sequence[ScoreSums]]) -> float:

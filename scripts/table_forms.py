@@ -77,6 +77,12 @@ def p_value(value: Number, least: float = 0.0001) -> str:
     return f"< {p_value(least, least)}" if value < least else f"{value:.2g}".removeprefix("0")
 
 
+def p_text(value: float, least: float = 0.0001) -> str:
+    """A p-value in a sentence: ``p = .02`` or ``p < .001``."""
+    shown = p_value(value, least)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
 def precision_recall(value: Number) -> str:
     """Precision and recall."""
     return f"{share(value['precision'])}/{share(value['recall'])}"

@@ -15,6 +15,7 @@ from dialog.config import DataConfig
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.prepare import DialogPreparation, PrepareOptions, dataset_inputs, prepare
 from dialog.corpora.sources import locate, read_located
+from lm.config.load import keys_of
 from lm.config.named_data import SPLITS
 from lm.disk.storage import read_json
 from lm.errors import DataError, StorageError, require, visible
@@ -42,7 +43,7 @@ def require_single_source(source: str | None, overrides: Sequence[str]) -> None:
     """Raise ConfigError for ``--data`` with ``--set`` of a split, or in several processes of torchrun."""
     if source is None:
         return
-    named = [key for key in (text.partition("=")[0].strip() for text in overrides) if key in _SPLIT_KEYS]
+    named = [key for key in keys_of(overrides) if key in _SPLIT_KEYS]
     require(not named, f"--set {''.join(named[:1])}: --data already names the text of every split; omit one")
     require(
         not several(),

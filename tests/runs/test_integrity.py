@@ -98,6 +98,10 @@ def test_an_edited_evaluation_is_not_compared(run: Path, ending: Callable[..., O
         code, _, err = ending(dialog_main, "compare", str(run), str(run))
         assert code == 4
         assert "talk.json: edited or damaged; run `dialog evaluate` again" in err
+    record = json.loads(text)
+    del record["sha256"]
+    path.write_text(json.dumps(record))
+    assert "talk.json: edited or damaged" in found(run)[0], "an evaluation without its hash"
 
 
 def test_files_of_another_run(run: Path, trained: Path, tmp_path: Path) -> None:
