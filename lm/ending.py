@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -163,6 +163,12 @@ def flush_output(code: str | int | None) -> str | int | None:
     return report(lost) if lost and not code and not isinstance(lost, BrokenPipeError) else code
 
 
+def free_frames(error: BaseException) -> None:
+    """Drop the variables that an error and its causes keep alive, which may hold the memory to report it."""
+    for cause in _causes(error):
+        traceback.clear_frames(cause.__traceback__)
+
+
 def report(error: BaseException) -> int:
     """Print an error in one line on stderr. Return the exit code."""
     message, code = _message_of(shortage(error) or error)
@@ -175,8 +181,7 @@ def report(error: BaseException) -> int:
 
 def shortage(error: BaseException) -> OutOfMemory | None:
     """OutOfMemory if this error or one of its causes is a lack of memory, else None."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         kind, text = type(cause).__name__, str(cause).lower()
         foreign = isinstance(cause, RuntimeError | ImportError) or kind == "PanicException"
         if (
@@ -185,8 +190,15 @@ def shortage(error: BaseException) -> OutOfMemory | None:
             or (foreign and any(said in text for said in _SHORTAGE))
         ):
             return OutOfMemory()
-        cause = cause.__cause__ or cause.__context__
     return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, its cause, the cause of that, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _message_of(error: BaseException) -> tuple[str, int]:

@@ -26,7 +26,16 @@ from lm.config.named_data import NamedSplits, require_splits
 from lm.console.tables import Table
 from lm.console.usage import require_once, usage_error
 from lm.disk.storage import JSON, finite, require_place, write_json
-from lm.ending import EarlyStop, again, flush_output, given_command, not_printed, report, take_command
+from lm.ending import (
+    EarlyStop,
+    again,
+    flush_output,
+    free_frames,
+    given_command,
+    not_printed,
+    report,
+    take_command,
+)
 from lm.errors import Interrupted, StorageError, require, visible
 from lm.launched import leads, several
 from lm.parallel.group import announce
@@ -221,6 +230,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     if failure is not None:
         if debug:
             traceback.print_exception(failure)
+        free_frames(failure)
         announce(failure)
         code = report(failure)
     sys.exit(flush_output(code))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from dialog.cli import main as dialog_main
 from dialog.config import DialogConfig
 from lm.cli import main as lm_main
+from lm.console import app
 from lm.console.app import new_app, run_app, show, write_result
 from lm.console.tables import Table
 from lm.errors import (
@@ -74,6 +76,34 @@ def test_every_failure_has_its_code_and_one_line(
         run_app(failing, "failing", ["fail"])
     assert int(ending.value.code or 0) == code
     assert capsys.readouterr().err == message
+
+
+def test_a_failure_is_reported_after_its_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what the causes of the error hold: a model that did not fit must leave room for the report."""
+    failing = new_app("Fails.")
+    large: list[weakref.ref[PanicException]] = []
+
+    def hold() -> None:
+        model = PanicException()
+        large.append(weakref.ref(model))
+        raise MemoryError
+
+    @failing.command()
+    def fail() -> None:
+        model = PanicException()
+        large.append(weakref.ref(model))
+        try:
+            hold()
+        except MemoryError as error:
+            raise RuntimeError("not loaded") from error
+
+    def count_alive(error: BaseException) -> int:
+        return sum(one() is not None for one in large)
+
+    monkeypatch.setattr(app, "report", count_alive)
+    with pytest.raises(SystemExit) as ending:
+        run_app(failing, "failing", ["fail"])
+    assert (ending.value.code, len(large)) == (0, 2)
 
 
 @pytest.mark.parametrize("main", [dialog_main, lm_main])
