@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +12,14 @@ import typer
 from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
 from dialog.config import DialogConfig
 from dialog.corpora.formats import FORMATS, PAGE
-from lm.config.load import Resolved, load_config, require_effect
+from lm.config.load import load_config, require_effect
+from lm.config.places import default_run
 from lm.console.app import (
     check_data,
     counting,
     in_processes,
     new_app,
+    note,
     run_app,
     show,
     show_training,
@@ -50,8 +51,6 @@ from lm.text.tokenizers import TokenizerKind
 from lm.tuning.cli import add_tune
 
 if TYPE_CHECKING:
-    from lm.engine.events import Reporter
-    from lm.engine.loop import FitResult, Verdict
     from lm.text.prepared_folder import Prepared
 
 app = new_app(
@@ -62,6 +61,7 @@ app = new_app(
 
 _RESPONSES = rows_with("dialog", "turn", "context", "references", "hypotheses")
 _REFERENCES = rows_with("dialog", "turn", "context", "responses", opening=b"[\n")
+_TRAIN = "dialog.train"  # module whose function train trains a run
 Config = Annotated[str, config_argument("dialog")]
 
 
@@ -126,11 +126,13 @@ def prepare(
     tokenizer: Annotated[
         TokenizerKind,
         typer.Option(
-            metavar="KIND", help="Tokenizer of the report: wordpunct, whitespace, char, unigram or bpe."
+            metavar="KIND",
+            help="Tokenizer for the counts of the report: wordpunct, whitespace, char, unigram or bpe."
+            " Training uses data.tokenizer.",
         ),
     ] = "wordpunct",
-    vocab_size: Annotated[int, typer.Option(min=3, help="Vocabulary size of the report.")] = 10_000,
-    lowercase: Annotated[bool, typer.Option(help="Convert the text to lower case for the report.")] = True,
+    vocab_size: Annotated[int, typer.Option(min=3, help="Vocabulary size for the counts.")] = 10_000,
+    lowercase: Annotated[bool, typer.Option(help="Convert the text to lower case for the counts.")] = True,
     valid_fraction: Annotated[
         float, typer.Option(help="Share of the dialogs, if the source has no such split.")
     ] = 0.05,
@@ -138,10 +140,14 @@ def prepare(
         float, typer.Option(help="Share of the dialogs, if the source has no such split.")
     ] = 0.05,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 1,
-    dialog_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "dialog",
-    speaker_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "speaker",
-    text_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "text",
-    act_column: Annotated[str, typer.Option(help="Column of a table or data set.")] = "act",
+    dialog_column: Annotated[
+        str, typer.Option(help="Column of dialog ids in a table or data set.")
+    ] = "dialog",
+    speaker_column: Annotated[
+        str, typer.Option(help="Column of speakers in a table or data set.")
+    ] = "speaker",
+    text_column: Annotated[str, typer.Option(help="Column of texts in a table or data set.")] = "text",
+    act_column: Annotated[str, typer.Option(help="Column of dialog acts in a table or data set.")] = "act",
     force: Annotated[bool, typer.Option("--force", help="Write the corpus even if it looks wrong.")] = False,
     processes: Processes = 1,
     part: OnePart = None,
@@ -228,15 +234,14 @@ def train(
     first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
     require_effect(first.config, [text for text in overrides or () if not text.startswith("decode.")])
     shards_of(0, processes, first.config.train.shards)
-    folder = run or Path("runs") / Path(config).stem
+    folder = run or default_run(config)
     from dialog.corpora.own_data import in_run, own_data, require_single_source
     from lm.runs.run import refuse_foreign
 
     refuse_foreign(folder)
     require_single_source(data, overrides or ())
     own = own_data(data, folder, first.config.data)
-    if own.note:
-        typer.echo(own.note, err=True)
+    note(*[own.note] if own.note else ())
     if own.prepared and not own.prepared.unchanged:
         with suppress(BrokenPipeError):  # a closed pipe does not end a training
             _show_prepared(own.prepared)
@@ -249,18 +254,10 @@ def train(
         "dialog prepare",
         f"dialog train {shlex.quote(config)} --data FILE",
     )
-    show_training(folder, partial(_train, resolved, folder))
+    show_training(folder, resolved, _TRAIN)
 
 
-def _train(
-    resolved: Resolved[DialogConfig], folder: Path, report: "Reporter", verdict: "Verdict | None" = None
-) -> "FitResult":
-    from dialog.train import train as train_model
-
-    return train_model(resolved, folder, report, verdict)
-
-
-add_tune(app, "dialog", DialogConfig, require_effect, _train, "smalltalk_mos --space smalltalk")
+add_tune(app, "dialog", DialogConfig, require_effect, _TRAIN, "smalltalk_mos --space smalltalk")
 
 
 @app.command()
@@ -314,8 +311,7 @@ def evaluate(
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.tables import evaluation_tables
 
-    for warning in () if data else prepared_anew(runs, [own.train for own in splits]):
-        typer.echo(warning, err=True)
+    note(*() if data else prepared_anew(runs, [own.train for own in splits]))
     with counting("responding") as progress:
         result = evaluate_run(
             run, others=others, data=data, references=references, output=output, checkpoint=checkpoint,

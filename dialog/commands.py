@@ -99,7 +99,7 @@ def serve(
     port: Port = 8000,
     api_key_file: ApiKeyFile = None,
 ) -> None:
-    """Serve runs: an API that chat clients speak, and a page that shows replies side by side.
+    """Serve runs: OpenAI's API for chat clients, and a page that shows replies side by side.
 
     Example: dialog serve runs/softmax runs/mos
     """

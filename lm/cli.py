@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from lm.analysis.cli import analyze
 from lm.config.load import load_config
+from lm.config.places import default_run
 from lm.console.app import (
     check_data,
     counting,
     in_processes,
     new_app,
+    note,
     on_rank_0,
     run_app,
     show,
@@ -63,17 +64,13 @@ from lm.runs.outputs import require_apart, rows_with
 from lm.studies.cli import bottleneck, reverse_copy
 from lm.tuning.cli import add_tune
 
-if TYPE_CHECKING:
-    from lm.config.load import Resolved
-    from lm.engine.events import Reporter
-    from lm.engine.loop import FitResult, Verdict
-
 app = new_app(
     "Language models with high-rank output heads: train, finetune, evaluate, analyse, generate.\n\n"
     "Start with [bold]lm bottleneck[/bold], or with a corpus: [bold]lm prepare ptb/ --out data/ptb[/bold], "
     "[bold]lm train ptb_small_mos[/bold], [bold]lm evaluate runs/ptb_small_mos[/bold]."
 )
 
+_TRAIN = "lm.language.train"  # module whose function train trains a run
 Config = Annotated[str, config_argument("lm")]
 
 
@@ -126,12 +123,12 @@ def prepare(
     ] = 0.05,
     test_fraction: Annotated[float, typer.Option(help="Share of the text for a missing test split.")] = 0.05,
     text_column: Annotated[str, typer.Option(help="Text column of a dataset.")] = "text",
-    length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: tokens of a sequence.")] = 50,
-    vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: different tokens.")] = 1000,
+    length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: length of a sequence.")] = 50,
+    vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: number of different tokens.")] = 1000,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a stored file.")] = 10_000_000,
     on_bad_line: BadLineOption = "error",
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of sequences, and of the text sample for sentencepiece.")
+        int, typer.Option(min=0, help="Seed of reverse-copy, and of the text sample for sentencepiece.")
     ] = 1,
     processes: Processes = 1,
     part: OnePart = None,
@@ -167,19 +164,10 @@ def train(config: Config, overrides: Overrides = None, run: NewRun = None, proce
     require_used(resolved.config, overrides or ())
     in_processes(processes, resolved.config.train.shards)
     check_data(resolved.config.data, "lm prepare")
-    folder = run or Path("runs") / Path(config).stem
-    show_training(folder, partial(_train, resolved, folder))
+    show_training(run or default_run(config), resolved, _TRAIN)
 
 
-def _train(
-    resolved: "Resolved[LmConfig]", folder: Path, report: "Reporter", verdict: "Verdict | None" = None
-) -> "FitResult":
-    from lm.language.train import train as train_model
-
-    return train_model(resolved, folder, report, verdict)
-
-
-add_tune(app, "lm", LmConfig, require_used, _train, "ptb_small_mos --space ptb_small")
+add_tune(app, "lm", LmConfig, require_used, _TRAIN, "ptb_small_mos --space ptb_small")
 
 
 @app.command()
@@ -193,7 +181,7 @@ def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None)
     folder = run or beside(source, "-finetuned")
     resolved = finetuned(source, overrides or [])
     require_used(resolved.config, overrides or ())
-    show_training(folder, partial(_train, resolved, folder))
+    show_training(folder, resolved, _TRAIN)
 
 
 @app.command()
@@ -226,8 +214,7 @@ def evaluate(
     from lm.language.tables import evaluation_tables
     from lm.runs.inputs import prepared_anew
 
-    for warning in () if data else prepared_anew(runs, [one.data.train for one in configs]):
-        typer.echo(warning, err=True)
+    note(*() if data else prepared_anew(runs, [one.data.train for one in configs]))
     cached = None if cache is None else CacheSetting.parse(cache)
     wanted = Refinements(temperature_search, mc_samples, mc_rate, cached)
     with counting("scoring") as progress:
@@ -241,20 +228,29 @@ def dynamic(
     run: RunFolder,
     data: Data = None,
     setting: Annotated[
-        str, typer.Option(metavar="NAME", help="default, or paper-mos-ptb, paper-mos-wt2, paper-awd")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Setting of the options below: default, paper-mos-ptb, paper-mos-wt2, paper-awd.",
+        ),
     ] = "default",
-    lr: Annotated[float | None, typer.Option(help="η instead of the setting's.")] = None,
-    decay: Annotated[float | None, typer.Option(help="λ instead of the setting's.")] = None,
-    eps: Annotated[float | None, typer.Option(help="ε instead of the setting's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate η instead of the setting's.")] = None,
+    decay: Annotated[
+        float | None,
+        typer.Option(help="Rate λ of the return to the trained weights."),
+    ] = None,
+    eps: Annotated[float | None, typer.Option(help="Term ε, added to the RMS of gradients.")] = None,
     scaling: Annotated[
         Literal["normalised", "original", "elements"] | None,
         typer.Option(
-            metavar="KIND", help="Scaling of η, λ and ε: normalised, original (MoS paper) or elements (lamb)."
+            metavar="KIND",
+            help="Scaling of the three: normalised, original (MoS paper) or elements (Melis et al. 2020).",
         ),
     ] = None,
-    window: Annotated[int | None, typer.Option(help="Tokens between updates, 5 in the papers.")] = None,
+    window: Annotated[int | None, typer.Option(help="Tokens between updates; 5 in the papers.")] = None,
     streams: Annotated[
-        int | None, typer.Option(help="Batch size of the statistics; default 100, in lamb 1024.")
+        int | None,
+        typer.Option(help="Streams for statistics of gradients; default 100, Melis et al. 1024."),
     ] = None,
     grid: Annotated[
         bool, typer.Option("--grid", help="Search η and λ on validation in the published grid.")
@@ -339,8 +335,8 @@ def generate(
 
     options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
     trained = TrainedLm.load(run, checkpoint)
-    for note in prompt_notes(trained, prompt, options):
-        typer.echo(sanitize(note), err=True)
+    for line in prompt_notes(trained, prompt, options):
+        typer.echo(sanitize(line), err=True)
     begun, number = sanitize(as_read(trained.codec, prompt)), -1
     for piece in write(trained, prompt, options):
         if piece.sample != number:

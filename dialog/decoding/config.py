@@ -44,7 +44,7 @@ class DecodeConfig(Section):
         description="penalty in nats on a token for each hypothesis of earlier groups that takes it in the"
         " same step",
     )
-    nbest: Size = Field(5, description="responses kept")
+    nbest: Size = Field(5, description="number of responses to keep")
     select: Literal["score", "mbr", "mmi"] = Field(
         "score",
         description="choice of the responses kept: by score, mbr by expected similarity to all candidates, or"
@@ -92,7 +92,7 @@ class DecodeConfig(Section):
         description="precision of the head's products: float32, bfloat16, which changes some words, or auto,"
         " the faster one at training",
     )
-    seed: int = Field(1, ge=0, le=MAX_SEED, description="seeds sampling")
+    seed: int = Field(1, ge=0, le=MAX_SEED, description="seed of sampling")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -218,11 +218,11 @@ def recovery(
     runs: Runs,
     data: Data = None,
     limit: Limit = None,
-    share: Annotated[float, typer.Option(help="Share of tokens that are surprises.")] = 0.1,
+    share: Annotated[float, typer.Option(help="Share of tokens that count as surprises.")] = 0.1,
     checkpoint: Checkpoint = "best",
     json_file: JsonFile = None,
 ) -> None:
-    """Losses of models directly after tokens that surprised all of them.
+    """Losses on the tokens after surprises, which have the largest mean loss over all models.
 
     Example: lm analyze recovery runs/ptb_small_softmax runs/ptb_small_mlstm runs/ptb_small_mogrifier
     """

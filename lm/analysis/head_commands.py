@@ -31,9 +31,9 @@ def gradient(
     over_training: OverTraining = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Gradients that the head passes back: share of the norm, ranks, and the change that follows.
+    """Gradients that a head passes back: share of their norm, ranks, and the change of predictions.
 
-    The first --limit tokens are one batch. Shares take seconds a token with a large head.
+    The first --limit tokens are one batch. Shares take seconds per token with a large head.
 
     Example: lm analyze gradient runs/ptb_small_softmax runs/ptb_small_mos --limit 1000 --sample 50
     """
@@ -74,7 +74,7 @@ def histories(
     over_training: OverTraining = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Rank of the matrix of histories by futures: what a model's past can say of its future.
+    """Rank of the logits after histories (rows) and futures (columns); Golowich et al. 2025.
 
     Example: lm analyze histories runs/ptb_small_softmax runs/ptb_small_mos
     """

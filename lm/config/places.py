@@ -13,7 +13,13 @@ from lm.config.tomlfile import Lines, read_toml
 from lm.disk.storage import read_json
 from lm.errors import ConfigError, StorageError, visible
 
+DEFAULT_RUNS = Path("runs")  # default folder of runs
 _CONFIG, _MANIFEST = "config.json", "manifest.json"  # in runs, and in prepared corpora
+
+
+def default_run(config: str) -> Path:
+    """The folder of the run that a config makes if none is named."""
+    return DEFAULT_RUNS / Path(config).stem
 
 
 def find_config(source: str, family: str) -> Path | Preset:
@@ -110,7 +116,7 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
         kind, hint = "a file", f"if it has text to train on, run `{family} {use}`"
     elif program := next((one for one in _programs(family) if str(path) in preset_names(one)), ""):
         kind, hint = "a preset", f"`{program} train {name}` makes the run runs/{name}"
-        if _is_run(Path("runs") / path):
+        if _is_run(DEFAULT_RUNS / path):
             hint = f"its run is runs/{name}"
     return kind and f"{kind}, not {wanted}; {hint}"
 

@@ -1,5 +1,6 @@
 """Shared infrastructure of the command lines: commands, options, tables, JSON output."""
 
+import importlib
 import importlib.metadata
 import math
 import os
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from rich.console import Console
 
-    from lm.engine.events import Reporter
+    from lm.config.load import Resolved
     from lm.engine.loop import FitResult
 
 _form = ContextVar("form", default="")  # format of tables: --markdown, --csv, or empty for a terminal
@@ -61,9 +62,8 @@ def check_data(data: NamedSplits, command: str, instead: str = "") -> None:
 
     The error names ``command``, which prepares a corpus, and ``instead``, which trains on any file.
     """
-    for warning in require_splits(data, command, instead):
-        if leads():
-            typer.echo(warning, err=True)
+    warnings = require_splits(data, command, instead)
+    note(*warnings if leads() else ())
 
 
 def in_processes(count: int, shards: int = 0, instead: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -85,16 +85,20 @@ def on_rank_0(about: str) -> None:
     if not leads():
         raise typer.Exit
     if several():
-        typer.echo(f"one process of several works: {about}", err=True)
+        note(f"one process of several works: {about}")
 
 
-def show_training(folder: Path, train: Callable[["Reporter"], "FitResult"]) -> None:
-    """Train a run with progress on stderr, and show how the training ended and its learning curve."""
+def show_training(folder: Path, resolved: "Resolved[Any]", module: str) -> None:
+    """Train a run with progress on stderr, and show how the training ended and its learning curve.
+
+    ``module`` is imported for this. Its function ``train`` gets the config, the folder and a reporter.
+    """
     if leads():
         require_place(folder)
     from lm.engine.progress import make_reporter
 
-    result = train(make_reporter(sys.stderr, folder / "tensorboard"))
+    train = importlib.import_module(module).train
+    result: FitResult = train(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
     nll, minutes = (numbers.number(*one) for one in (("nll", result.best_nll), ("minutes", result.minutes)))
     best = f"best validation {nll} nats a token, at update {result.best_step:,}"
     show(
@@ -196,7 +200,7 @@ def new_app(description: str) -> typer.Typer:
         debug: Annotated[
             bool,
             typer.Option(
-                "--debug", help="Show the traceback of an error. This and the next two may stand anywhere."
+                "--debug", help="Show the traceback of an error. All three may stand anywhere on the line."
             ),
         ] = False,
         markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
@@ -309,12 +313,13 @@ def show(*parts: Table | str) -> None:
 
 def log_line(text: str) -> None:
     """Print a line with the time of day on stderr, with unprintable characters escaped."""
-    typer.echo(f"{time.strftime('%H:%M:%S')} {visible(text)}", err=True)
+    note(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def note_line(text: str) -> None:
-    """Print a note on stderr, with unprintable characters escaped."""
-    typer.echo(visible(text), err=True)
+def note(*lines: str) -> None:
+    """Print notes on stderr, one a line, with unprintable characters escaped."""
+    for line in lines:
+        typer.echo(visible(line), err=True)
 
 
 def show_text(text: str) -> None:

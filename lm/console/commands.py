@@ -8,7 +8,7 @@ import typer
 from pydantic import BaseModel
 
 from lm.config.load import load_config
-from lm.config.places import not_a_run, runs_in
+from lm.config.places import DEFAULT_RUNS, not_a_run, runs_in
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
 from lm.console.app import csv_wanted, show, show_text, shown_curve, write_result
@@ -18,7 +18,6 @@ from lm.errors import StorageError
 from lm.runs.outputs import require_apart
 
 C = TypeVar("C", bound=BaseModel)
-_RUNS = Path("runs")  # default folder of runs
 
 
 def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[C], dict[str, Any]]) -> None:
@@ -74,7 +73,7 @@ def add_runs(app: typer.Typer, family: str) -> None:
     def runs(
         folder: Annotated[
             Path, typer.Argument(metavar="[FOLDER]", parser=named, help="A run, or a folder of runs.")
-        ] = _RUNS,
+        ] = DEFAULT_RUNS,
         json_file: JsonFile = None,
     ) -> None:
         """List runs with family, state, last step, best validation and size; for one run also the curve.
@@ -85,7 +84,7 @@ def add_runs(app: typer.Typer, family: str) -> None:
         from lm.runs.overview import ago, run_row
 
         found = runs_in(folder)
-        if not found and folder == _RUNS:
+        if not found and folder == DEFAULT_RUNS:
             raise StorageError(f"{folder}: holds no run yet; `{family} train CONFIG` makes one there")
         if not found:
             raise not_a_run(folder, family)

@@ -9,7 +9,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
-from lm.console.app import note_line
+from lm.console.app import note
 from lm.disk.storage import require_place, require_writable
 from lm.launched import leads, several
 from lm.runs.outputs import Kind, is_json_result, require_earlier, require_foreign
@@ -96,7 +96,7 @@ def distinct_runs(runs: list[Path]) -> list[Path]:
     for run in runs:
         known = first.setdefault(os.path.realpath(run), run)
         if known is not run and not several():  # of several processes, the one that started them says it
-            note_line(f"{run}: named twice, counts once")
+            note(f"{run}: named twice, counts once")
     return [*first.values()]
 
 

@@ -12,10 +12,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from lm.config.places import DEFAULT_RUNS
 from lm.disk.filelock import FileLock, cannot_lock, held
 from lm.disk.storage import readable, temporary_folder, write_atomic
 from lm.errors import HighrankError, visible
@@ -144,8 +144,8 @@ def _disk() -> Iterator[Diagnosis]:
 def _folders() -> Iterator[Diagnosis]:
     """Working, run and temporary folder: files can be written, synced, locked and removed."""
     folders: dict[str, Callable[[], Path]] = {"working folder": Path, "temporary": temporary_folder}
-    if Path("runs").is_dir():
-        folders["runs"] = partial(Path, "runs")
+    if DEFAULT_RUNS.is_dir():
+        folders["runs"] = lambda: DEFAULT_RUNS
     for name, folder in folders.items():
         try:
             with tempfile.TemporaryDirectory(prefix=".highrank-doctor-", dir=folder()) as inner:

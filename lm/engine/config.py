@@ -64,9 +64,11 @@ class OptimConfig(Section):
         0, ge=0, description="cosine, one_cycle: number of updates after which the lowest rate is reached"
     )
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate, as a share of lr")
-    plateau_factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor on the rate in a drop")
+    plateau_factor: float = Field(0.5, gt=0, lt=1, description="plateau: factor on the rate at each drop")
     plateau_patience: int = Field(
-        0, ge=0, description="plateau: number of validations without improvement that cause no drop"
+        0,
+        ge=0,
+        description="plateau: number of validations without improvement that cause no drop yet",
     )
     average: Literal["none", "ema", "uniform"] = Field(
         "none", description="average of weights that is evaluated and used: none, ema or uniform"
@@ -77,20 +79,20 @@ class OptimConfig(Section):
     average_start: int = Field(
         0,
         ge=0,
-        description="number of updates before averaging; with average_patience, averaging begins at the"
-        " latest at the first validation from there on, 0 = no limit",
+        description="number of updates before averaging; with average_patience: averaging begins at the"
+        " latest at the next validation after these updates, 0 = no limit",
     )
     average_trigger: int = Field(
         0,
         ge=0,
-        description="NT-ASGD window: number of validations; average once the loss exceeds the best one older"
-        " than these (5 in the papers); 0 = average_start decides",
+        description="NT-ASGD window n, in validations: average once the loss exceeds the best one older"
+        " than n (5 in the papers); 0 = average_start decides",
     )
     average_patience: int = Field(
         0,
         ge=0,
-        description="number of validations without a new best after which averaging begins (lamb);"
-        " 0 = average_start decides",
+        description="number of validations without a new best after which averaging begins"
+        " (Melis et al. 2020); 0 = average_start decides",
     )
 
     @model_validator(mode="after")

@@ -71,7 +71,8 @@ class WindowConfig(Section):
     order: Literal["streams", "read_heads"] = Field(
         "streams",
         description="order of the text. streams: each stream reads a contiguous piece. read_heads: each"
-        " stream reads the whole text, from a sentence that is drawn again each time it has read all (lamb)",
+        " stream reads the whole text, from a sentence that is drawn again each time it has read all"
+        " (Melis et al. 2020)",
     )
     partial_shuffle: bool = Field(
         False,
@@ -154,7 +155,8 @@ class ModelConfig(Section):
     embedding_init: Literal["uniform", "scaled"] = Field(
         "uniform",
         description="initialisation. uniform: the embedding in ± init_range. scaled: embedding and output"
-        " matrix normal with variance 1 / width, and the head's projection orthogonal (lamb)",
+        " matrix normal with variance 1 / width, and the head's projection orthogonal"
+        " (Melis et al. 2020)",
     )
     init_range: Positive = Field(0.1, description="bound of the uniform initialisation of the embedding")
     embedding_dropout: Rate = Field(0.1, description="dropout rate of words: whole rows of the embedding")

@@ -24,7 +24,8 @@ Cache = Annotated[
     str | None,
     typer.Option(
         metavar="N[,θ,λ]",
-        help="Also score with a continuous cache of N words; θ and λ are chosen on validation if left out.",
+        help="Also score with a continuous cache of N words, exponent θ and weight λ; if left out, both are"
+        " chosen on validation.",
     ),
 ]
 Compat = Annotated[

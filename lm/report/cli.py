@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COMPARE = (
     "Show evaluated runs side by side, with paired bootstrap p-values against the first.\n\n"
-    "A file RUN/evaluation/NAME.json stands for this evaluation of a run, such as that of an ensemble."
+    "Instead of a run, RUN/evaluation/NAME.json names one of its evaluations, such as that of an ensemble."
 )
 REPORT = (
     "Write a report of evaluated runs: one HTML file that says which run is better, by how much, and if that "

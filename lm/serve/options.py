@@ -11,7 +11,8 @@ ServedRuns = Annotated[
     list[Path], typer.Argument(metavar="RUN…", help="Folders of runs; a request names one.", parser=named)
 ]
 Host = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Address to listen at; others than loopback need keys.")
+    str,
+    typer.Option(metavar="ADDRESS", help="Address to listen at; if not loopback, --api-key-file is needed."),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 = any free one.")]
 ApiKeyFile = Annotated[

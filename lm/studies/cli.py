@@ -56,13 +56,16 @@ def bottleneck(
     ] = "1,2,4,8,16",
     sweep_size: Annotated[int, typer.Option(metavar="E", help="Context size E of the sweep of K.")] = 8,
     hidden_size: Annotated[
-        int, typer.Option(help="H of a mixture with the largest K; sets the number of parameters.")
+        int, typer.Option(help="Hidden size of a MoS with the largest K; all heads get its parameters.")
     ] = 48,
     context_scale: Annotated[
         str, typer.Option(metavar="S,S,…", help="Factors on the contexts of mixtures; 1 as in the papers.")
     ] = "10.0",
     steps: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Number of updates; in the sweep, also one for each factor.")
+        str,
+        typer.Option(
+            metavar="N,N,…", help="Number of updates; the sweep may have one for each --context-scale."
+        ),
     ] = "1000",
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 0.05,
     seeds: Annotated[str, typer.Option(metavar="S,S,…", help="Seeds of language and training.")] = "1",

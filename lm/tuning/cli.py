@@ -1,5 +1,6 @@
 """The command ``tune`` of both command-line programs."""
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lm.config.load import C, family_of, load_config
+from lm.config.places import DEFAULT_RUNS
 from lm.config.write import config_text
 from lm.console.app import check_data, show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
@@ -36,13 +38,13 @@ def add_tune(
     family: str,
     schema: type[C],
     require_used: Callable[[C, Sequence[str]], None],
-    train: "Train[C]",
+    module: str,
     example: str,
 ) -> None:
     """Add the command ``tune`` to a program.
 
-    ``require_used`` raises ConfigError for overrides that nothing reads. ``train``, a top-level function,
-    trains one run.
+    ``require_used`` raises ConfigError for overrides that nothing reads. The function ``train`` of
+    ``module``, which is imported for a search, trains one run.
     """
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
@@ -77,7 +79,7 @@ def add_tune(
         if picture is not None:
             require_format(picture)
         base = load_config(config, schema, family=family, overrides=overrides or ())
-        folder = out or Path("runs/tune") / Path(config).stem
+        folder = out or DEFAULT_RUNS / "tune" / Path(config).stem
         if not only_show:
             if space is None:
                 raise ConfigError("--space is missing; name a search space, or add --show")
@@ -88,7 +90,7 @@ def add_tune(
             from lm.tuning.search import SearchPlan
 
             plan = SearchPlan(config, base, parameters, sampler, seed, prune)
-            _search(folder, plan, train, trials, workers, minutes)
+            _search(folder, plan, importlib.import_module(module).train, trials, workers, minutes)
         require_libraries("tune", "tune", "optuna")
         _show(folder, picture, json_file)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import run as command
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,12 +97,18 @@ def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
 
 
 def test_a_finished_training_shows_its_curve_again(
-    ending: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ending: Callable[..., Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = tmp_path / "run"
     shown = []
+    limits: Any = LIMITS
+    trainer = SimpleNamespace(train=lambda limits, folder, report: train(folder, limits))
+    monkeypatch.setitem(sys.modules, "trainer", trainer)
     for _ in range(2):
-        show_training(run, lambda _: train(run, LIMITS))
+        show_training(run, limits, "trainer")
         shown.append(capfd.readouterr().out.splitlines()[1:])
     assert shown[0][0].startswith("validation perplexity, best")
     assert shown[0] == shown[1]
