@@ -24,7 +24,7 @@ from dialog.config import DialogConfig
 from dialog.encoders import Memory
 from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
-from lm.heads.partitions import SourceWords
+from lm.heads.cpr import SourceWords
 from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedConfig, ExportedModel, StateCache, tuples
 from lm.huggingface.starting import with_trunk

@@ -6,7 +6,7 @@ from dialog.compare import COMPARED_SCORES, compare, comparison_tables
 from dialog.config import DialogConfig
 from lm.console.terminal import sanitize
 from lm.numbers import number
-from lm.report.page import colour_of
+from lm.report.charts import colour_of
 from lm.report.page_parts import Names, PagePart, Paragraph, Reply, ReportFamily, SampleCard, common_samples
 from lm.runs.evaluations import Evaluation
 

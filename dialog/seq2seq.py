@@ -22,9 +22,9 @@ from dialog.recurrent_decoder import RecurrentDecoder
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.cells.layers import uniform_parameters
 from lm.errors import DataError
+from lm.heads.cpr import SourceWords
 from lm.heads.head import Head
 from lm.heads.output_layer import words_before
-from lm.heads.partitions import SourceWords
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture, read_architecture
 from lm.huggingface.starting import start_pretrained

@@ -141,8 +141,8 @@ def prepare(
 
     Example: lm prepare path/to/ptb --out data/ptb
     """
-    from lm.language.prepare import PrepareOptions, preparation, prepared_tables
-    from lm.language.sources import ReadOptions
+    from lm.language.corpora.prepare import PrepareOptions, preparation, prepared_tables
+    from lm.language.corpora.sources import ReadOptions
     from lm.text.prepared_parts import prepare_as_asked
 
     read = ReadOptions(format, language, valid_fraction, test_fraction, text_column, length, vocab, seed)

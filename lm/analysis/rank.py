@@ -23,7 +23,7 @@ from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.disk.storage import temporary_folder
 from lm.errors import DataError, StorageError
-from lm.language.split_files import add_ids
+from lm.language.corpora.split_files import add_ids
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.language.windows import Ids
 from lm.steps import OnProgress, Steps, no_progress

@@ -11,8 +11,7 @@ from lm.language.compare import compare
 from lm.language.config import LmConfig
 from lm.language.tables import comparison_tables
 from lm.numbers import number
-from lm.report.charts import Series, line_chart
-from lm.report.page import colour_of
+from lm.report.charts import Series, colour_of, line_chart
 from lm.report.page_parts import (
     Names,
     PagePart,

@@ -12,7 +12,7 @@ One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its
     mfs                   mos whose first component has contexts of its own for parts of the vocabulary; all
                           contexts may read several layers    (:mod:`lm.heads.facets`)
     cpr                   the same, with parts that depend on the token: its most probable words, and words of
-                          the text that is answered    (:mod:`lm.heads.partitions`)
+                          the text that is answered    (:mod:`lm.heads.cpr`)
 
 with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss), with
 a bias if ``prior_bias``.
@@ -32,13 +32,13 @@ from torch import Tensor, nn
 
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
+from lm.heads.cpr import source_reader
 from lm.heads.facets import FacetInputs
 from lm.heads.links import LINKS
 from lm.heads.loss_options import LossOptions, Output
 from lm.heads.mixer import Mixer, Mixture, rows_of_last
 from lm.heads.mixtape import WordGates
 from lm.heads.output_layer import OutputLayer, PastDecoder
-from lm.heads.partitions import source_reader
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise
 from lm.heads.registry import HEADS

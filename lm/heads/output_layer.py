@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from lm.errors import require
 from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share, mixed_log_probs
+from lm.heads.cpr import replaced, reranked
 from lm.heads.facets import partitioned
 from lm.heads.loss_options import LossOptions, Output, rounded, tempered
 from lm.heads.mixer import Mixture
 from lm.heads.mixtape import WordGates
 from lm.heads.mixture_loss import one_pass_log_probs, one_pass_loss, one_pass_nll
-from lm.heads.partitions import replaced, reranked
 from lm.heads.plif import PiecewiseLinear
 from lm.heads.precision import precise, product
 from lm.heads.rows import LOWEST

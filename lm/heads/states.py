@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lm.heads.partitions import SourceWords
+from lm.heads.cpr import SourceWords
 
 
 class Layers(NamedTuple):

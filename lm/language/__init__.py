@@ -1,1 +1,1 @@
-"""Language models: corpora, the model and its training, evaluation, generation."""
+"""Language models: the model and its training, evaluation, generation."""

@@ -30,7 +30,7 @@ from lm.language.adaptation import (
     scoring,
 )
 from lm.language.cache import cached_nll
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
 from lm.language.evaluate import (
     NONE,
     Measures,

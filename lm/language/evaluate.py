@@ -19,7 +19,8 @@ from lm.engine.device import flushed_denormals
 from lm.errors import ConfigError, visible
 from lm.heads.usage import use_in_sample
 from lm.language.cache import cached_nll
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
+from lm.language.corpora.split_files import unknown_ids
 from lm.language.model import LanguageModel
 from lm.language.refinements import Refinements, refined
 from lm.language.results import (
@@ -31,7 +32,6 @@ from lm.language.results import (
     StaticEvaluation,
 )
 from lm.language.scoring import token_nll
-from lm.language.split_files import unknown_ids
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import guessing, more_unknown, perplexity, require_finite

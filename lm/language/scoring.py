@@ -27,10 +27,10 @@ from lm.engine.device import flushed_denormals
 from lm.errors import DivergenceError, visible
 from lm.heads.head import Head
 from lm.heads.states import Layers
-from lm.language.corpus import load_split, text_piece
+from lm.language.corpora.corpus import load_split, text_piece
+from lm.language.corpora.split_files import line_ids
+from lm.language.corpora.survey import read_tokens
 from lm.language.model import LanguageModel
-from lm.language.split_files import line_ids
-from lm.language.survey import read_tokens
 from lm.language.trained import READ_LENGTH, Reader, TrainedLm
 from lm.language.windows import Ids
 from lm.measures import perplexity, require_finite

@@ -11,7 +11,7 @@ from lm.engine.update import StepLoss
 from lm.errors import DataError
 from lm.heads.output_layer import words_before
 from lm.language.config import LmConfig, WindowConfig
-from lm.language.corpus import TokenSplit
+from lm.language.corpora.corpus import TokenSplit
 from lm.language.model import LanguageModel
 from lm.language.windows import Ids, ReadHeads, Streams, Window, mean_length
 from lm.parallel.shards import slice_of

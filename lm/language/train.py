@@ -16,7 +16,7 @@ from lm.engine.state import load_model_tensors, misfit, model_tensors
 from lm.errors import ConfigError, require
 from lm.huggingface.starting import local, require_pretrained, start_pretrained, trunk_file
 from lm.language.config import LmConfig
-from lm.language.corpus import TokenSplit, load_codec, load_split
+from lm.language.corpora.corpus import TokenSplit, load_codec, load_split
 from lm.language.describe import describe
 from lm.language.model import LanguageModel
 from lm.language.pretrained_trunk import block_note, require_vocabulary

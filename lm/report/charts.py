@@ -12,10 +12,15 @@ from lm.numbers import number
 
 Point = tuple[float, float]
 Tick = tuple[str, str]  # place on its axis, and label
-COLOURS = 8  # of the style sheet; further series begin again
+_COLOURS = 8  # of the style sheet; further series begin again
 _WIDTH, _HEIGHT = 720, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 12, 46  # margins of the plot
 _ROW, _NARROW = 44, 440  # height of a row of intervals, and width of their chart
+
+
+def colour_of(index: int) -> int:
+    """Colour of the run with an index."""
+    return index % _COLOURS
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from lm.console.terminal import sanitize
 from lm.disk.storage import read_json
 from lm.errors import ConfigError, StorageError, visible
 from lm.numbers import NOTHING, number, shown
-from lm.report.charts import COLOURS, Series, interval_chart, line_chart, percent, shown_best
-from lm.report.commands import train_command
+from lm.report.charts import Series, colour_of, interval_chart, line_chart, percent, shown_best
 from lm.report.page_parts import (
     Code,
     Component,
@@ -32,6 +31,7 @@ from lm.report.page_parts import (
     Paragraph,
     ReportFamily,
 )
+from lm.report.train_command import train_command
 from lm.report.verdict import MAIN, Judgement, judgement, reading
 from lm.runs.check import changed_log
 from lm.runs.compare import ComparedRun, ComparedRuns
@@ -81,11 +81,6 @@ def report_of(
         "sections": [section for section in sections if section.parts],
     }
     return verdict, _rendered(page)
-
-
-def colour_of(index: int) -> int:
-    """Colour of the run with an index."""
-    return index % COLOURS
 
 
 def _plain(text: str) -> str:

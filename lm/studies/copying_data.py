@@ -16,8 +16,8 @@ from lm.config.named_data import SPLITS
 from lm.disk.storage import read_json
 from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.language.config import DataConfig
-from lm.language.corpus import load_codec, load_split
-from lm.language.sources import COPIES
+from lm.language.corpora.corpus import load_codec, load_split
+from lm.language.corpora.sources import COPIES
 from lm.text.prepared_folder import MANIFEST
 from lm.text.vocabulary import EOS_WORD
 

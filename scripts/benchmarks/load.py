@@ -76,8 +76,8 @@ def _prepare(package: str) -> Work:
 
 
 def _open() -> Work:
-    from lm.language.corpus import load_split
-    from lm.language.prepare import prepare
+    from lm.language.corpora.corpus import load_split
+    from lm.language.corpora.prepare import prepare
     from lm.text.vocabulary import Codec
 
     folder = _text().with_name("prepared")

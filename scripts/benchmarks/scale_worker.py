@@ -30,7 +30,7 @@ from lm.engine.optim import build_optimizer
 from lm.engine.sharded import ShardedUpdater
 from lm.engine.update import Updater
 from lm.language.config import LmConfig
-from lm.language.corpus import TokenSplit
+from lm.language.corpora.corpus import TokenSplit
 from lm.language.model import LanguageModel
 from lm.language.task import LmTask
 from lm.parallel.group import Group, process_group

@@ -14,7 +14,7 @@ from lm.cli import main
 from lm.errors import ConfigError, DivergenceError, Interrupted
 from lm.language.adaptation import Adaptation, DynamicSetting, Statistics, gather
 from lm.language.cache import SHARES, THETAS, CacheScores, CacheSetting, cache_scores, search_cache
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run

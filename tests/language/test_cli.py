@@ -14,9 +14,9 @@ from lm.analysis.examples import Wanted
 from lm.analysis.spectrum import RankResult
 from lm.cli import generate, prepare
 from lm.engine.events import Event, Update
+from lm.language.corpora.prepare import PrepareOptions
+from lm.language.corpora.sources import ReadOptions
 from lm.language.generate import GenerateOptions
-from lm.language.prepare import PrepareOptions
-from lm.language.sources import ReadOptions
 from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
 from lm.studies.backward import BackwardOptions

@@ -9,8 +9,8 @@ import pytest
 
 from lm.errors import ConfigError, DataError
 from lm.language.config import DataConfig
-from lm.language.corpus import load_codec, load_split
-from lm.language.prepare import PrepareOptions, prepare
+from lm.language.corpora.corpus import load_codec, load_split
+from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.text.vocabulary import EOS_WORD, UNK, Codec
 
 TRAIN = "the fen is wet\nthe bog is wet too\n\nmoss grows\n"

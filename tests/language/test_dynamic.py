@@ -21,7 +21,7 @@ from lm.language.adaptation import (
     factors,
     gather,
 )
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import evaluate
 from lm.language.scoring import token_nll

@@ -17,7 +17,7 @@ from lm.config.named_data import split_of_run
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
 from lm.language import refinements
 from lm.language.config import DataConfig
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
 from lm.language.dynamic import dynamic
 from lm.language.evaluate import (
     BLOCK,

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError
-from lm.language import survey
 from lm.language.config import DataConfig
-from lm.language.corpus import TokenSplit, load_codec, load_split
-from lm.language.pieces import RowsPiece
-from lm.language.prepare import PrepareOptions, prepare, prepared_tables
-from lm.language.sources import ReadOptions, locate
+from lm.language.corpora import survey
+from lm.language.corpora.corpus import TokenSplit, load_codec, load_split
+from lm.language.corpora.pieces import RowsPiece
+from lm.language.corpora.prepare import PrepareOptions, prepare, prepared_tables
+from lm.language.corpora.sources import ReadOptions, locate
 from lm.text.lines import InputLog
 from lm.text.vocabulary import EOS_WORD, UNK, Codec
 

@@ -15,9 +15,9 @@ import pytest
 
 from lm.ending import EarlyStop
 from lm.errors import ConfigError, DataError, StorageError
-from lm.language import prepare as module
-from lm.language.prepare import PrepareOptions, prepare
-from lm.language.sources import ReadOptions
+from lm.language.corpora import prepare as module
+from lm.language.corpora.prepare import PrepareOptions, prepare
+from lm.language.corpora.sources import ReadOptions
 from lm.text import lines
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
 from tests.language.test_prepare import DEFAULTS, contents, folder_of, standard, text
@@ -249,7 +249,7 @@ def test_a_full_disk_names_the_result_and_no_size_of_a_part(
 PEAK = """
 import sys
 from pathlib import Path
-from lm.language.prepare import PrepareOptions, prepare
+from lm.language.corpora.prepare import PrepareOptions, prepare
 out = Path(sys.argv[2])
 prepare(sys.argv[1], out, PrepareOptions(shard_tokens=100_000))
 status = Path("/proc/self/status").read_text()

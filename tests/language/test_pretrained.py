@@ -29,9 +29,9 @@ from lm.engine.events import no_report
 from lm.huggingface.architecture import read_architecture
 from lm.huggingface.trunk import PretrainedTrunk
 from lm.language.config import LmConfig
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
+from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.generate import GenerateOptions, generate
-from lm.language.prepare import PrepareOptions, prepare
 from lm.language.scoring import score_lines, token_nll
 from lm.language.train import train
 from lm.language.trained import TrainedLm

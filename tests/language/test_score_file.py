@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lm.errors import DataError
-from lm.language.corpus import load_split
+from lm.language.corpora.corpus import load_split
 from lm.language.evaluate import (
     evaluate,
 )

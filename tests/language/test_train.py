@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from lm.engine.events import no_report
 from lm.engine.loop import seed_everything
 from lm.errors import ConfigError, DataError, StorageError
-from lm.language.corpus import load_codec, load_split
-from lm.language.prepare import PrepareOptions, prepare
+from lm.language.corpora.corpus import load_codec, load_split
+from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.scoring import token_nll
 from lm.language.task import score_streams
 from lm.language.train import finetuned, train

@@ -25,9 +25,9 @@ from lm.disk.storage import remove_tree
 from lm.errors import HighrankError
 from lm.huggingface.folder import require_exportable
 from lm.language.config import LmConfig
-from lm.language.corpus import load_split
-from lm.language.prepare import PrepareOptions as LmPrepareOptions
-from lm.language.prepare import prepare as lm_prepare
+from lm.language.corpora.corpus import load_split
+from lm.language.corpora.prepare import PrepareOptions as LmPrepareOptions
+from lm.language.corpora.prepare import prepare as lm_prepare
 from lm.runs.commit import Commit
 from lm.text.lines import InputLog
 from lm.text.vectors import read_vectors

@@ -26,8 +26,8 @@ from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
 from lm.report.charts import linear_ticks, log_ticks
-from lm.report.commands import train_command
 from lm.report.page import report_of
+from lm.report.train_command import train_command
 from lm.report.verdict import Judgement, judgement, reading
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.compare import ComparedRun, ComparedRuns, Resampling

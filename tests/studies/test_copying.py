@@ -15,11 +15,11 @@ from lm.cells.config import CellConfig
 from lm.cli import main
 from lm.disk.filelock import FileLock
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError
-from lm.language import sources
 from lm.language.config import DataConfig
-from lm.language.corpus import load_codec, load_split
-from lm.language.prepare import PrepareOptions, prepare
-from lm.language.sources import ReadOptions, locate
+from lm.language.corpora import sources
+from lm.language.corpora.corpus import load_codec, load_split
+from lm.language.corpora.prepare import PrepareOptions, prepare
+from lm.language.corpora.sources import ReadOptions, locate
 from lm.steps import no_progress
 from lm.studies.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
 from lm.studies.copying_data import BATCH, HELD_OUT, _sequences, read_corpora

@@ -8,7 +8,7 @@ import torch
 from lm.config.load import Resolved, load_config
 from lm.engine.rng import seed_everything
 from lm.language.config import LmConfig
-from lm.language.corpus import load_codec, load_split
+from lm.language.corpora.corpus import load_codec, load_split
 from lm.language.model import LanguageModel
 from lm.language.sizes import sized
 from lm.language.task import LmTask

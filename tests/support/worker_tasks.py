@@ -13,10 +13,10 @@ def leave(path: Path, seconds: float = 0.0) -> None:
     """Write a file with the heavy libraries that preparation has loaded."""
     time.sleep(seconds)
     import dialog.corpora.prepare
-    import lm.language.prepare
+    import lm.language.corpora.prepare
 
     assert dialog.corpora.prepare
-    assert lm.language.prepare
+    assert lm.language.corpora.prepare
     path.write_text(" ".join({"torch", "datasets", "pyarrow", "typer", "pydantic"} & sys.modules.keys()))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lm.errors import StorageError
-from lm.language.prepare import PrepareOptions, prepare
+from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.runs.check import check_run
 from lm.text.prepared_folder import Prepared
 from tests.matrix.mutants.mutant import Mutant

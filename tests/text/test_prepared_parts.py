@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, StorageError, WorkerError
-from lm.language.prepare import PrepareOptions, preparation, prepare
-from lm.language.sources import ReadOptions
+from lm.language.corpora.prepare import PrepareOptions, preparation, prepare
+from lm.language.corpora.sources import ReadOptions
 from lm.text.parts import FileRange, PartOf, part_of
 from lm.text.prepared_folder import Prepared
 from lm.text.prepared_parts import join_parts, prepare_as_asked, prepare_part
@@ -96,7 +96,7 @@ def test_every_kind_of_source_is_cut(
     name: str, options: PrepareOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bad lines on both sides of a cut, a text without line ends, made-up lines, rows of a dataset."""
-    monkeypatch.setattr("lm.language.sources._COPIES", (50, 10, 10))
+    monkeypatch.setattr("lm.language.corpora.sources._COPIES", (50, 10, 10))
     source = name if name == "reverse-copy" else str(tmp_path / name)
     if name == "datasets":
         import datasets
@@ -220,7 +220,7 @@ def test_of_many_missing_parts_the_first_are_named(tmp_path: Path) -> None:
 def test_a_part_of_another_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, options = standard(tmp_path / "in", 90), PrepareOptions(tokenizer="unigram", vocab_size=40)
     prepare_part(preparation(source, options), tmp_path / "out", PartOf(1, 2))
-    monkeypatch.setattr("lm.language.survey.SAMPLE", 300)  # as if another machine learned another one
+    monkeypatch.setattr("lm.language.corpora.survey.SAMPLE", 300)  # as if another machine learned another one
     prepare_part(preparation(source, options), tmp_path / "out", PartOf(2, 2))
     with pytest.raises(
         StorageError, match=r"2-of-2: its tokenizer is not that of 1-of-2; prepare all parts on equal"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm.errors import ConfigError, DataError, require
-from lm.language.pieces import Piece, TextLine
+from lm.language.corpora.pieces import Piece, TextLine
 from lm.text.lines import InputLog
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece

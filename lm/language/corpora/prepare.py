@@ -2,14 +2,14 @@
 
 ::
 
-    OUT/train/ valid/ test/   token ids, see lm/language/split_files.py
+    OUT/train/ valid/ test/   token ids, see lm/language/corpora/split_files.py
     OUT/vocabulary.json, tokenizer.json, tokenizer.model    the codec, see lm/text/vocabulary.py
     OUT/report.json           counts, vocabulary, out-of-vocabulary rates, comparison with published counts
     OUT/dropped.jsonl, manifest.json    see lm/text/prepared_folder.py
 
 The text is read once, by one process or several, and stored as numbers of its words, see
-lm/language/part_files.py. These become token ids when all words are counted. Memory holds only the vocabulary
-and one file of a split. The same input and options give the same bytes.
+lm/language/corpora/part_files.py. These become token ids when all words are counted. Memory holds only the
+vocabulary and one file of a split. The same input and options give the same bytes.
 """
 
 import hashlib
@@ -22,11 +22,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from lm.disk.storage import MAX_JSON, read_file
 from lm.errors import DataError, StorageError, require
-from lm.language.part_files import StoredPart, merged, store_text, store_words
-from lm.language.pieces import CopiesPiece, FilePiece, Piece
-from lm.language.sources import BYTES, Located, ReadOptions, locate
-from lm.language.split_files import id_dtype, write_split
-from lm.language.survey import SplitCounts, build_vocabulary, learn_tokenizer, read_tokens, require_own
+from lm.language.corpora.part_files import StoredPart, merged, store_text, store_words
+from lm.language.corpora.pieces import CopiesPiece, FilePiece, Piece
+from lm.language.corpora.sources import BYTES, Located, ReadOptions, locate
+from lm.language.corpora.split_files import id_dtype, write_split
+from lm.language.corpora.survey import (
+    SplitCounts,
+    build_vocabulary,
+    learn_tokenizer,
+    read_tokens,
+    require_own,
+)
 from lm.text.lines import Dropped, InputLog, OnBadLine
 from lm.text.parts import PartOf, part_of
 from lm.text.prepared_folder import Prepared, hash_inputs

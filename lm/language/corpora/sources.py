@@ -13,7 +13,15 @@ from typing import Literal, get_args
 
 from lm.config.named_data import SPLIT_NAMES, SPLITS
 from lm.errors import DataError, require
-from lm.language.pieces import CopiesPiece, FilePiece, Piece, RowsPiece, TextForm, cut_file, whole_file
+from lm.language.corpora.pieces import (
+    CopiesPiece,
+    FilePiece,
+    Piece,
+    RowsPiece,
+    TextForm,
+    cut_file,
+    whole_file,
+)
 from lm.text.hub import HUB, load_tables
 from lm.text.lines import InputLog
 from lm.text.prepared_folder import require_fractions

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
+from lm.heads.cpr import ABSENT, SourceWords, products_by_row, replaced
 from lm.heads.head import Head
-from lm.heads.partitions import ABSENT, SourceWords, products_by_row, replaced
 from lm.heads.states import Layers
 from tests.support.plain_heads import H, V, make_head
 

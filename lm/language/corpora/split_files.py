@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lm.disk.regular import open_file
 from lm.disk.storage import JSON, read_json, storage_errors, write_json
 from lm.errors import DataError, StorageError
-from lm.language.survey import SplitCounts, TokenLine
+from lm.language.corpora.survey import SplitCounts, TokenLine
 from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded
 from lm.text.vocabulary import UNK, Codec
 

@@ -10,10 +10,10 @@ import numpy as np
 from lm.config.named_data import SPLITS, missing
 from lm.errors import DataError, StorageError
 from lm.language.config import DataConfig
-from lm.language.pieces import FilePiece, whole_file
-from lm.language.sources import is_spelled
-from lm.language.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split, unknown_ids
-from lm.language.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
+from lm.language.corpora.pieces import FilePiece, whole_file
+from lm.language.corpora.sources import is_spelled
+from lm.language.corpora.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split, unknown_ids
+from lm.language.corpora.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.text.lines import InputLog
 from lm.text.tokenizers import StoredKind
 from lm.text.vocabulary import UNK, Codec

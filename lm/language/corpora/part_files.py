@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.disk.storage import read_json
-from lm.language.survey import SplitCounts, TokenLine
+from lm.language.corpora.survey import SplitCounts, TokenLine
 from lm.text.lines import Dropped
 from lm.text.prepared_folder import read_report
 from lm.text.vocabulary import EOS_WORD, Vocabulary

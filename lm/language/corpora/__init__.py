@@ -1,0 +1,1 @@
+"""Texts of language models: their sources and formats, preparation as token ids, and reading."""
