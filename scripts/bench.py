@@ -166,7 +166,7 @@ def _measured(options: argparse.Namespace, ceiling: Ceiling, console: Console) -
 
 
 def _publish(records: Sequence[Record], options: argparse.Namespace) -> None:
-    """Write the tables of scale for scripts/table_columns.py."""
+    """Write the tables of scale for scripts/pages/table_columns.py."""
     about = {
         "command": f"python scripts/bench.py scale --rounds {options.rounds} --results results",
         "seeds": [1],

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Options, run_script
-from page_tables import table
-from results_table import NUMBERS, at, entry, hash_of_run, torch_of
-from table_columns import DECODED, TABLES
+from pages.page_tables import table
+from pages.result_entries import NUMBERS, at, entry, hash_of_run, torch_of
+from pages.table_columns import DECODED, TABLES
 
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
@@ -28,7 +28,7 @@ from lm.runs.pooling import FREE_DECODE_KEYS
 
 Result = Mapping[str, Any]
 NAME = "decoding"
-KEYS = NUMBERS | {  # keys of a number in a result, by the name that scripts/table_columns.py has
+KEYS = NUMBERS | {  # keys of a number in a result, by the name that scripts/pages/table_columns.py has
     "perplexity": NUMBERS["test_perplexity"],
     "inter_distinct_1": ("inter_distinct_1",),
 }

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Options, run_script
-from head_pictures import head_picture
-from page_tables import page_tables
-from table_forms import markdown
+from pages.head_pictures import head_picture
+from pages.page_tables import page_tables
+from pages.table_forms import markdown
 
 from dialog.config import DialogConfig
 from lm.config.section import MAX_SEED, MAX_SIZE

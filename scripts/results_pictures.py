@@ -15,9 +15,9 @@ from command_line import Options, run_script
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
-from page_tables import LEADING
-from result_entries import entries_of, head_of
-from study_tables import study_results
+from pages.page_tables import LEADING
+from pages.result_entries import entries_of, head_of
+from pages.study_tables import study_results
 
 from lm.console.pictures import save_figure
 from lm.heads.registry import HEADS

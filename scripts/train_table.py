@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from command_line import Options, run_script
+from pages.result_entries import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs, torch_of
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from results_table import SCHEMAS, config_sha256, entry, hash_of_run, load, numbers_of_runs, torch_of
 
 from lm.bootstrap import by_unit
 from lm.config.load import load_config

@@ -103,7 +103,7 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    tried = importlib.import_module("page_tables").TRIALS
+    tried = importlib.import_module("pages.page_tables").TRIALS
     drawn = {
         name for page in PAGES for name in re.findall(r"docs\.py table (.+?) -->", page.read_text("utf-8"))
     }
@@ -149,12 +149,12 @@ def trained_configs(command: str, schemas: dict[str, type], hashed: Callable[[An
 def test_a_published_number_has_the_hash_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a preset has changed since, its number is one of another model: train anew, or set the old keys."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    results_table = importlib.import_module("results_table")
+    entries = importlib.import_module("pages.result_entries")
     files = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/*.json")}
     trained = set()
     for name, results in files.items():
         for entry in results["entries"]:
-            hashes = trained_configs(entry["command"], results_table.SCHEMAS, results_table.config_sha256)
+            hashes = trained_configs(entry["command"], entries.SCHEMAS, entries.config_sha256)
             if hashes:
                 assert entry["config_sha256"].split(", ") == hashes, (name, entry["label"])
                 trained.update(hashes)
@@ -183,7 +183,7 @@ def test_lists_of_p_values_are_read_to_their_end() -> None:
 
 def test_every_p_value_of_the_pages_is_in_a_file_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    tables = importlib.import_module("page_tables")
+    tables = importlib.import_module("pages.page_tables")
     drawn = tables.page_tables(ROOT / "results")
     files = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/comparisons*.json")]
     numbers = [number for file in files for entry in file["entries"] for number in entry["numbers"].values()]
@@ -224,7 +224,7 @@ def test_differences_are_read_with_their_p_values() -> None:
 def test_every_difference_with_a_p_value_is_a_row_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A p-value alone may be that of another row."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    tables = importlib.import_module("page_tables")
+    tables = importlib.import_module("pages.page_tables")
     drawn = tables.page_tables(ROOT / "results")
     text = "".join(drawn[f"{file}, {kind}"] for file in tables.PAIRS for kind in ("tests", "pairs"))
     measured = set(re.findall(r"0(\.\d{3}) ± [\d.]+, (p [=<] \.\d+)", text))

@@ -110,7 +110,7 @@ def test_results_table_writes_numbers_that_the_pages_can_show(
     assert (entry["label"], entry["seeds"], entry["machine"]) == ("mos", [1, 2], "two cores")
     assert entry["numbers"]["test_perplexity"] == [51.0, 52.0]
     assert entry["numbers"]["best_at"] == [20, 20]
-    *_, columns = importlib.import_module("table_columns").TABLES["ptb_transformer"]
+    *_, columns = importlib.import_module("pages.table_columns").TABLES["ptb_transformer"]
     assert {key for _, key, _ in columns} <= set(entry["numbers"])
 
 
@@ -257,7 +257,7 @@ def test_what_the_studies_measured_becomes_results_and_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    study_tables = importlib.import_module("study_tables")
+    study_tables = importlib.import_module("pages.study_tables")
     (tmp_path / "results").mkdir()
 
     def keep(name: str, settings: dict[str, Any], rows: Sequence[Any], **others: Any) -> None:

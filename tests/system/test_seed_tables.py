@@ -30,7 +30,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_the_test_over_seeds_is_that_of_welch() -> None:
-    from seed_tables import SeedTests
+    from pages.seed_tables import SeedTests
 
     nats = {"softmax": [4.50, 4.52, 4.57], "MoS": [4.45, 4.46, 4.44], "MoC": [4.47]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
@@ -52,7 +52,7 @@ def test_the_test_over_seeds_is_that_of_welch() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_a_model_of_one_seed_takes_the_spread_of_the_others() -> None:
-    from seed_tables import SeedTests
+    from pages.seed_tables import SeedTests
 
     nats = {"softmax": [4.50, 4.52], "MoS": [4.44, 4.46], "MoC": [4.47]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
@@ -68,7 +68,7 @@ def test_a_model_of_one_seed_takes_the_spread_of_the_others() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_a_model_of_one_seed_has_no_test_where_spreads_differ() -> None:
-    from seed_tables import SeedTests
+    from pages.seed_tables import SeedTests
 
     nats = {"softmax": [4.40, 4.50, 4.60], "MoS": [4.449, 4.45, 4.451], "MoC": [4.47]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
@@ -86,7 +86,7 @@ def test_a_model_of_one_seed_has_no_test_where_spreads_differ() -> None:
 @pytest.mark.usefixtures("scripts")
 def test_spreads_that_may_differ_are_not_pooled() -> None:
     """With three seeds Bartlett's test does not reach .05, though one spread is five times the other."""
-    from seed_tables import ALIKE, SeedTests
+    from pages.seed_tables import ALIKE, SeedTests
 
     nats = {"softmax": [4.40, 4.45, 4.50], "MoS": [4.44, 4.45, 4.46], "MoC": [4.47]}
     assert 0.05 < bartlett(nats["softmax"], nats["MoS"]).pvalue < ALIKE
@@ -96,7 +96,7 @@ def test_spreads_that_may_differ_are_not_pooled() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
-    from seed_tables import SeedTests
+    from pages.seed_tables import SeedTests
 
     nats = {"softmax": [4.49, 4.50, 4.51], "MoC": [4.44, 4.43, 4.45], "MoS": [4.399, 4.40, 4.401]}
     entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
@@ -109,7 +109,7 @@ def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_an_entry_of_another_config_is_no_seed_of_a_model() -> None:
-    from seed_tables import SeedTests
+    from pages.seed_tables import SeedTests
 
     entries = [entry("MoS", seed, 4.4 + seed / 100) | {"config_sha256": "a"} for seed in (1, 2)]
     entries.append(entry("MoS", 3, 9.0) | {"config_sha256": "b"})
@@ -120,7 +120,7 @@ def test_an_entry_of_another_config_is_no_seed_of_a_model() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_entries_of_another_text_are_refused() -> None:
-    from seed_tables import SeedTests
+    from pages.seed_tables import SeedTests
 
     entries = [entry("softmax", 1, 4.5), entry("softmax", 2, 4.5)]
     entries[1]["units"]["text_sha256"] = "b"
@@ -130,9 +130,9 @@ def test_entries_of_another_text_are_refused() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
-    from page_tables import table
-    from seed_tables import by_label
-    from table_forms import fixed, precision_recall
+    from pages.page_tables import table
+    from pages.seed_tables import by_label
+    from pages.table_forms import fixed, precision_recall
 
     columns = (("test ppl", "ppl", fixed(2)), ("P/R", "bleu", precision_recall), ("rank", "rank", fixed(0)))
     entries = [
@@ -154,7 +154,7 @@ def test_entries_of_a_label_are_one_row_with_mean_and_range() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_a_lead_is_that_of_means_over_seeds() -> None:
-    from page_tables import lead
+    from pages.page_tables import lead
 
     assert lead({1: 90.0}, {1: 100.0}) == "10.0 %"
     assert lead({2: 90.0}, {1: 80.0, 3: 125.0}) == "10.0 %"
@@ -163,7 +163,7 @@ def test_a_lead_is_that_of_means_over_seeds() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_every_pair_is_of_heads_of_its_table() -> None:
-    from page_tables import PAIRS, TRIALS
+    from pages.page_tables import PAIRS, TRIALS
     from train_table import Table
 
     for file, pairs in PAIRS.items():

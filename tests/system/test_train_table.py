@@ -230,7 +230,7 @@ def test_a_trial_adds_its_settings_to_those_of_the_table(module: ModuleType, tab
 
 @pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(module: ModuleType, path: Path) -> None:
-    tables = importlib.import_module("page_tables")
+    tables = importlib.import_module("pages.page_tables")
     table = module.Table.read(path)
     trainings = table.trainings(list(table.heads), table.seeds, Path("runs"))
     assert len(trainings) == len(table.heads) * len(table.seeds)
@@ -241,7 +241,7 @@ def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(module: Module
 
 def test_every_table_can_be_drawn_from_the_entry_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    results, tables = importlib.import_module("results_table"), importlib.import_module("page_tables")
+    results, tables = importlib.import_module("results_table"), importlib.import_module("pages.page_tables")
     score = {"precision": 0.2, "recall": 0.1}
     measured = {
         **{"valid_perplexity": 90.0, "perplexity": 95.0, "perplexity_batch_mean": 96.0, "minutes": 3.5},

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from result_entries import entries_of, head_of
-from seed_tables import SeedTests, by_label
-from study_tables import study_tables
-from table_columns import TABLES
-from table_forms import Column, markdown, mean_of
+from pages.result_entries import entries_of, head_of
+from pages.seed_tables import SeedTests, by_label
+from pages.study_tables import study_tables
+from pages.table_columns import TABLES
+from pages.table_forms import Column, markdown, mean_of
 
 
 def settings(entry: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Columns of the tables of README.md and docs/: headings, keys in results/*.json, forms of numbers."""
 
-from table_forms import (
+from pages.table_forms import (
     Column,
     fixed,
     mean_perplexity,

@@ -6,12 +6,12 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from table_forms import Number, markdown, mean_of, p_text
 
 from lm.bootstrap import FEWEST_UNITS, Resamples
 from lm.errors import require
 from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, means
 from lm.runs.pooling import pairwise_groups
+from pages.table_forms import Number, markdown, mean_of, p_text
 
 Entry = Mapping[str, Any]
 SERIES = ("valid_curve", "over_training")  # numbers by update, which no table over seeds has

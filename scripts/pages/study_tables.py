@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from result_entries import entries_of
-from table_forms import markdown
-
 from lm.console.tables import Table
 from lm.numbers import shown
 from lm.studies.backward import UNTRAINED
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, series
 from lm.studies.copying_figure import copying_tables
+from pages.result_entries import entries_of
+from pages.table_forms import markdown
 
 
 def study_tables(folder: Path) -> dict[str, str]:
