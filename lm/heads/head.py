@@ -154,9 +154,9 @@ class Head(nn.Module):
         self.pointwise: PiecewiseLinear | None = None
         self.temperature: WordTemperature | None = None
         self.past: PastDecoder | None = None
-        if config.kind == "mixtape" and config.components > 1:
+        if self.row.mixes == "logits" and config.components > 1:
             self.gates = WordGates(config, self.hidden_size, self.vocab_size)
-        if config.kind == "plif":
+        if "intervals" in self.row.fields:
             self.pointwise = PiecewiseLinear(config.intervals, config.interval_range)
         if config.temperature not in ("none", "constant"):
             self.temperature = WordTemperature(config, self.hidden_size, self.vocab_size)
@@ -202,22 +202,16 @@ class Head(nn.Module):
     def output(self) -> OutputLayer:
         """The part of the head from contexts to probabilities, with its current parameters."""
         return OutputLayer(
+            config=self.config,
             options=self.options,
             rows_per_token=self.config.components if self.row.logits_by_component else 1,
             weight=self.weight,
             bias=self.bias,
             shift=self.shift,
-            partitions=self.config.partitions,
-            candidates=self.config.candidates,
-            source_contexts=self.config.source_contexts,
             gates=self.gates,
             pointwise=self.pointwise,
             temperature=self.temperature,
-            smoothing=self.config.label_smoothing,
-            unlikelihood=self.config.unlikelihood,
             past=self.past,
-            past_decode=self.config.past_decode,
-            divisor=self.config.temperature_value if self.config.temperature == "constant" else 1.0,
         )
 
     def objective(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lm.errors import require
 from lm.heads.chunked_loss import Formula, chunked, chunked_loss, log_share, mixed_log_probs
+from lm.heads.config import HeadConfig
 from lm.heads.cpr import replaced, reranked
 from lm.heads.facets import partitioned
 from lm.heads.loss_options import LossOptions, Output, rounded, tempered
@@ -58,28 +59,27 @@ class PastDecoder(nn.Module):
 class OutputLayer:
     """The part of a head below its mixture; its modules and parameters are the head's own."""
 
+    config: HeadConfig
     options: LossOptions
     rows_per_token: int  # rows of logits: K, or 1 if contexts are mixed
     weight: nn.Parameter  # (V, E)
     bias: nn.Parameter | None  # (V,)
     shift: nn.Parameter | None  # () of sigsoftmax
-    partitions: int  # J
-    candidates: tuple[int, ...]  # numbers of most probable words with contexts of their own
-    source_contexts: int  # contexts of a token for the words of the source
     gates: WordGates | None
     pointwise: PiecewiseLinear | None
     temperature: WordTemperature | None
-    smoothing: float  # share of the mean −log P of all words in the training loss
-    unlikelihood: float  # weight of −Σ log(1 − P) of repeated words in the training loss
     past: PastDecoder | None
-    past_decode: float  # weight of −log P(present word) by the past decoder in the training loss
-    divisor: float  # divisor of all logits: the constant temperature, or 1
+
+    @property
+    def divisor(self) -> float:
+        """Divisor of all logits: the constant temperature, or 1."""
+        return self.config.temperature_value if self.config.temperature == "constant" else 1.0
 
     @property
     def one_pass(self) -> bool:
         """True if logits are a fixed function of one product."""
         plain = self.gates is None and self.pointwise is None and self.temperature is None
-        return plain and self.partitions == 1 and not self.dynamic
+        return plain and self.config.partitions == 1 and not self.dynamic
 
     @property
     def dynamic(self) -> bool:
@@ -88,17 +88,17 @@ class OutputLayer:
 
     @property
     def _dynamic_contexts(self) -> int:
-        return len(self.candidates) + self.source_contexts
+        return len(self.config.candidates) + self.config.source_contexts
 
     @property
     def gathered(self) -> int:
         """Numbers a token that the training loss holds of the output vectors of likely words."""
-        return GATHERED_COPIES * max(self.candidates, default=0) * self.weight.shape[1]
+        return GATHERED_COPIES * max(self.config.candidates, default=0) * self.weight.shape[1]
 
     @property
     def penalised(self) -> bool:
         """True if the training loss reads the probability of more words than the target."""
-        return self.smoothing > 0 or self.unlikelihood > 0 or self.past is not None
+        return self.config.label_smoothing > 0 or self.config.unlikelihood > 0 or self.past is not None
 
     @property
     def trains_in_one_pass(self) -> bool:
@@ -150,7 +150,7 @@ class OutputLayer:
         with torch.autocast(weights.device.type, enabled=False):
             bf16 = self._rounds(mixture.contexts)
             formula = partial(self._penalised, bf16=bf16)
-            if repeated is None or not self.unlikelihood:
+            if repeated is None or not self.config.unlikelihood:
                 repeated = targets.new_empty(len(targets), 0)
             if present is None:
                 require(self.past is None, "head.past_decode: needs the present words; pass present")
@@ -247,14 +247,14 @@ class OutputLayer:
             contexts = torch.cat((first, others), 1)
         if self.gates is not None:
             logits = self.gates(contexts, mixture.states, output, bf16, operand)[:, None]
-        elif self.partitions > 1:
-            logits = partitioned(contexts, output.weight, self.partitions, bf16, operand)
+        elif self.config.partitions > 1:
+            logits = partitioned(contexts, output.weight, self.config.partitions, bf16, operand)
         else:
             logits = product(contexts, output.weight, bf16, operand)
         if output.bias is not None:
             logits = logits + output.bias
         if self.dynamic:
-            changed = reranked(logits[:, 0], own, output, self.candidates)
+            changed = reranked(logits[:, 0], own, output, self.config.candidates)
             changed = replaced(changed, mixture.words, mixture.word_logits / (temperature * self.divisor))
             logits = torch.cat((changed[:, None], logits[:, 1:]), 1)
         if self.temperature is not None:
@@ -275,17 +275,17 @@ class OutputLayer:
         rows: of the mixture, targets (n,), repeated (n, C), present (n,).
         """
         mixture, (targets, repeated, present) = _of(rows)
-        log_g = self._log_g(mixture, 1.0, bf16)
+        config, log_g = self.config, self._log_g(mixture, 1.0, bf16)
         log_probs = mixed_log_probs(log_g, mixture.log_prior)  # (n, V)
         nll = -log_probs.gather(1, targets[:, None])[:, 0]
-        loss = (1 - self.smoothing) * nll
-        if self.smoothing:
-            loss = loss - self.smoothing * log_probs.mean(1)
+        loss = (1 - config.label_smoothing) * nll
+        if config.label_smoothing:
+            loss = loss - config.label_smoothing * log_probs.mean(1)
         if repeated.shape[1]:
             unlikely = log_of_rest(log_probs, repeated.clamp(min=0))
-            loss = loss - self.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
+            loss = loss - config.unlikelihood * unlikely.masked_fill(repeated < 0, 0).sum(1)
         if self.past is not None:
-            loss = loss + self.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
+            loss = loss + config.past_decode * self.past(log_probs, precise(self.weight), present, bf16)
         return torch.stack((loss, nll.detach()), 1)
 
     def _joint(self, *rows: Tensor, temperature: float = 1.0, operand: Tensor | None = None) -> Tensor:

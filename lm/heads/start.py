@@ -90,12 +90,12 @@ def require_startable(config: HeadConfig, *, bias: bool = False) -> None:
         raise ConfigError(
             f"head.kind = {config.kind}: cannot begin as a softmax; choose {', '.join(FROM_SOFTMAX)}"
         )
-    mixture = HEADS[config.kind].is_mixture
+    mixture, fields = HEADS[config.kind].is_mixture, HEADS[config.kind].fields
     wanted = {
         "head.context_activation = none": not mixture or config.context_activation == "none",
         "head.context_scale = 1": not mixture or config.context_scale == 1,
-        "head.prior_bias = true": config.kind != "doc" or config.prior_bias,
-        "head.learn_shift = true": config.kind not in ("sigsoftmax", "moss") or config.learn_shift,
+        "head.prior_bias = true": "lower_components" not in fields or config.prior_bias,
+        "head.learn_shift = true": "learn_shift" not in fields or config.learn_shift,
         "head.output_bias = true": not bias or config.output_bias,
         "head.temperature = none": config.temperature == "none",
         "head.source = none": config.source == "none",
