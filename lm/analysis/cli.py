@@ -20,11 +20,11 @@ from lm.analysis.opened import (
     alike,
     figures_folder,
     measured,
-    opened_steps,
+    opened_with_text,
     report_runs,
 )
 from lm.console.app import Commands, counting, in_processes, show, write_result
-from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder
+from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, named
 from lm.language.options import Data, Limit, spare_texts
 from lm.launched import leads
 from lm.parallel.group import process_group
@@ -71,7 +71,7 @@ def rank(
 
         def rows(part: range) -> Iterator[dict[str, Any]]:
             several = [runs[index] for index in part]
-            for opened, text in opened_steps(several, data, limit, checkpoint):
+            for opened, text in opened_with_text(several, data, limit, checkpoint):
                 require_measurable(opened.run, "analysis")
                 kept = opened.run / "analysis"
                 make_folder(kept)
@@ -115,7 +115,7 @@ def divergence(
     from lm.analysis.divergence import divergence_of_run, divergence_tables
 
     with process_group() as group:
-        results = measured(opened_steps(runs, data, limit, checkpoint, group=group), divergence_of_run)
+        results = measured(opened_with_text(runs, data, limit, checkpoint, group=group), divergence_of_run)
     report_runs(json_file, results, divergence_tables)
 
 
@@ -137,7 +137,7 @@ def components(
     from lm.analysis.components import component_tables, components_of_run
 
     with process_group() as group:
-        [(opened, text)] = opened_steps([run], data, limit, checkpoint, group=group)
+        [(opened, text)] = opened_with_text([run], data, limit, checkpoint, group=group)
         result = Measured.of(opened, text, components_of_run(opened.trained, text.ids))
     write_result(json_file, result, config=opened.trained.config)
     show(*component_tables(str(run), result.found))
@@ -145,8 +145,8 @@ def components(
 
 @analyze.command()
 def examples(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Run with the worse predictions.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Run with the better predictions.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="The worse run.", parser=named)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The better run.", parser=named)],
     data: Data = None,
     limit: Limit = None,
     margin: Annotated[float, typer.Option(help="Smallest gain of B, in nats.")] = 1.0,
@@ -161,7 +161,7 @@ def examples(
     spare_texts(json_file, [first, second], data)
     from lm.analysis.examples import Wanted, compare_runs, example_tables
 
-    (beaten, text), (better, _) = alike(opened_steps([first, second], data, limit, checkpoint))
+    (beaten, text), (better, _) = alike(opened_with_text([first, second], data, limit, checkpoint))
     found = compare_runs(beaten.trained, better.trained, text.ids, Wanted(count, margin))
     write_result(json_file, Measured.of(better, text, found), config=better.trained.config)
     show(*example_tables(str(first), str(second), found))
@@ -198,7 +198,7 @@ def temperature(
 
     results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
-    steps = opened_steps(runs, data, limit, checkpoint, over_training)
+    steps = opened_with_text(runs, data, limit, checkpoint, over_training)
     for opened, text in alike(steps, texts=False):
         words, found = opened.trained.codec.vocabulary, profile(opened.trained, text.ids)
         report = temperature_report(found, words.tokens)
@@ -233,7 +233,7 @@ def recovery(
 
     require_share(share)
     losses, measure = {}, {}
-    for opened, text in alike(opened_steps(runs, data, limit, checkpoint)):
+    for opened, text in alike(opened_with_text(runs, data, limit, checkpoint)):
         losses[opened.name] = token_nll(opened.trained, text.ids)
         measure[opened.name] = partial(Measured[Recovery].of, opened, text)
     surprises, found = recover(losses, share)
@@ -257,7 +257,7 @@ def gates(
     spare_texts(json_file, runs, data)
     from lm.analysis.gates import gate_statistics, gate_tables, with_gates
 
-    steps = with_gates(opened_steps(runs, data, limit, checkpoint))
+    steps = with_gates(opened_with_text(runs, data, limit, checkpoint))
     report_runs(json_file, measured(steps, gate_statistics), gate_tables)
 
 

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.analysis.rank import effective_rank
-from lm.analysis.spectrum import RankResult
+from lm.analysis.spectrum import RankResult, effective_rank
 from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.language.trained import TrainedLm

@@ -31,7 +31,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from lm.analysis.rank import effective_rank, matrix_rank
+from lm.analysis.rank import matrix_rank
+from lm.analysis.spectrum import effective_rank
 from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head

@@ -12,7 +12,7 @@ from lm.analysis.opened import (
     Runs,
     measured,
     opened_models,
-    opened_steps,
+    opened_with_text,
     report_runs,
 )
 from lm.console.app import counting
@@ -40,7 +40,7 @@ def gradient(
     spare_texts(json_file, runs, data)
     from lm.analysis.gradient import gradient_tables, gradients_of_run
 
-    steps = opened_steps(runs, data, limit, checkpoint, over_training)
+    steps = opened_with_text(runs, data, limit, checkpoint, over_training)
     with counting("differentiating") as progress:
         results = measured(steps, partial(gradients_of_run, sample=sample, progress=progress))
     report_runs(json_file, results, gradient_tables)
@@ -61,7 +61,7 @@ def geometry(
     spare_texts(json_file, runs, data)
     from lm.analysis.geometry import geometry_of_run, geometry_tables
 
-    steps = opened_steps(runs, data, limit, checkpoint, over_training)
+    steps = opened_with_text(runs, data, limit, checkpoint, over_training)
     report_runs(json_file, measured(steps, geometry_of_run), geometry_tables)
 
 
@@ -81,7 +81,7 @@ def histories(
     spare_texts(json_file, runs, data)
     from lm.analysis.geometry import histories_of_run, history_tables
 
-    steps = opened_steps(runs, data, None, checkpoint, over_training)
+    steps = opened_with_text(runs, data, None, checkpoint, over_training)
     with counting("factorising") as progress:
         measure = partial(histories_of_run, histories=rows, futures=futures, progress=progress)
         results = measured(steps, measure)

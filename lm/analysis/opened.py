@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
 import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import distinct_runs, named
+from lm.console.options import named, run_folders
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.parallel.group import ALONE, Group
@@ -30,12 +30,7 @@ def _one_choice(context: typer.Context, value: T) -> T:
     return value
 
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN...", help="Folders of runs; repeated ones count once.", callback=distinct_runs
-    ),
-]
+Runs = Annotated[list[Path], run_folders("Folders of runs; repeated ones count once.")]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -83,7 +78,7 @@ class Opened:
 OpenedText = tuple[Opened, "Text"]  # a model, and a text in its tokens
 
 
-def opened_steps(
+def opened_with_text(
     runs: Sequence[Path],
     data: str | None,
     limit: int | None,
@@ -108,7 +103,7 @@ def opened_models(runs: Sequence[Path], checkpoint: str, every: bool) -> Iterato
     from lm.runs.evaluations import loaded
 
     for run in runs:
-        for which in steps_of(run) if every else [checkpoint]:
+        for which in checkpoints_of(run) if every else [checkpoint]:
             trained, fingerprint = loaded(run, which, TrainedLm.load)
             yield Opened(run, f"{run} {which}" if every else str(run), which, fingerprint, trained)
 
@@ -139,7 +134,7 @@ def alike(steps: Iterator[OpenedText], *, texts: bool = True) -> Iterator[Opened
         yield opened, text
 
 
-def steps_of(run: Path) -> list[str]:
+def checkpoints_of(run: Path) -> list[str]:
     """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
     from lm.runs.checkpoint import CheckpointStore
 

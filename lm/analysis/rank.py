@@ -7,7 +7,6 @@ processed by columns.
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -126,18 +125,6 @@ def matrix_rank(
             diagonal, above = to_bidiagonal(to_band(triangle, plan.width, steps), steps)
             values = bidiagonal_values(diagonal, above, steps)
     return RankResult(values, (rows, columns))
-
-
-def effective_rank(values: np.ndarray) -> float:
-    """exp of the entropy of singular values that are divided by their sum (Roy & Vetterli 2007).
-
-    It is n for n equal values. Zeros give 0.
-    """
-    total = float(values.sum())
-    if not total:
-        return 0.0
-    shares = values[values > 0] / total
-    return math.exp(float(-(shares * np.log(shares)).sum()))
 
 
 def _checked(blocks: Iterator[ArrayLike], rows: int, columns: int, what: str) -> Iterator[Matrix]:

@@ -25,6 +25,18 @@ _ARRAYS = ("singular_values", "shape")
 _TEXTS = ("weights_sha256", "ids_sha256", "checkpoint", "fingerprint")
 
 
+def effective_rank(values: np.ndarray) -> float:
+    """exp of the entropy of singular values that are divided by their sum (Roy & Vetterli 2007).
+
+    It is n for n equal values. Zeros give 0.
+    """
+    total = float(values.sum())
+    if not total:
+        return 0.0
+    shares = values[values > 0] / total
+    return math.exp(float(-(shares * np.log(shares)).sum()))
+
+
 @dataclass(frozen=True)
 class RankResult:
     """Singular values of a (T, V) matrix of float64, largest first, with their model and text.

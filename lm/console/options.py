@@ -120,15 +120,15 @@ BadLineOption = Annotated[
     Literal["error", "skip"], typer.Option(help="error: stop at bad input. skip: drop and list it.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
-RunFolders = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN...",
-        help="Folder of a run; several are an ensemble.",
-        parser=named,
-        callback=distinct_runs,
-    ),
-]
+
+
+def run_folders(text: str) -> ArgumentInfo:
+    """Typer argument for folders of runs, with ``text`` as its help; a repeated one counts once."""
+    info: ArgumentInfo = typer.Argument(metavar="RUN...", help=text, parser=named, callback=distinct_runs)
+    return info
+
+
+RunFolders = Annotated[list[Path], run_folders("Folder of a run; several are an ensemble.")]
 Checkpoint = Annotated[
     str,
     typer.Option(metavar="WHICH", help="best, last, average-best (of train.keep_best) or step-N."),

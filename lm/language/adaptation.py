@@ -104,18 +104,20 @@ def named_setting(name: str) -> DynamicSetting:
 class Statistics:
     """Sums of squared gradients over the first ``windows`` windows of the training data."""
 
-    squares: dict[str, Tensor]  # Σ g² of every parameter of :func:`scoring`
+    squares: dict[str, Tensor]  # Σ g² of every parameter of :func:`scored_parameters`
     state: TrunkState  # of the streams after these windows
     windows: int = 0
 
     @classmethod
     def empty(cls, model: LanguageModel, streams: int) -> "Statistics":
         """Statistics of zero windows."""
-        squares = {name: torch.zeros_like(p, requires_grad=False) for name, p in scoring(model).items()}
+        squares = {
+            name: torch.zeros_like(p, requires_grad=False) for name, p in scored_parameters(model).items()
+        }
         return cls(squares, model.initial_state(streams))
 
 
-def scoring(model: LanguageModel) -> dict[str, nn.Parameter]:
+def scored_parameters(model: LanguageModel) -> dict[str, nn.Parameter]:
     """Parameters that a token's probability depends on, by name: all except the past decoder's."""
     past = model.head.past
     others = set() if past is None else set(map(id, past.parameters()))
@@ -146,7 +148,7 @@ def gather(
     if not total:
         raise DataError(f"the training data have too few tokens for {streams} streams; use a longer text")
     spans = laid_out.spans(config, np.random.default_rng(0), training=True)
-    parameters, squares = list(scoring(model).values()), list(statistics.squares.values())
+    parameters, squares = list(scored_parameters(model).values()), list(statistics.squares.values())
     with adaptable(model):
         for span in islice(spans, statistics.windows, None):
             batch = laid_out.window(span).to(trained.device)
@@ -226,7 +228,7 @@ class Adaptation:
         and closing the generator restore the trained weights.
         """
         model = self.sampler or self.trained.model
-        parameters: list[Tensor] = list(scoring(model).values())
+        parameters: list[Tensor] = list(scored_parameters(model).values())
         step, pull = factors(self.statistics, self.setting)
         with adaptable(model, dropping=self.sampler is not None) as start:
             reader, tokens = self.trained.begin(ids, paper=self.paper, model=model)
@@ -268,9 +270,9 @@ def adaptable(model: LanguageModel, *, dropping: bool = False) -> Iterator[list[
 
     A model that is ``dropping``, in training mode, keeps its dropout. cuDNN refuses backpropagation through
     recurrent layers in evaluation mode. So only these layers are in training mode, without weight dropout.
-    Yields copies of the parameters of :func:`scoring`.
+    Yields copies of the parameters of :func:`scored_parameters`.
     """
-    parameters, training = list(scoring(model).values()), model.training
+    parameters, training = list(scored_parameters(model).values()), model.training
     start = [parameter.detach().clone() for parameter in parameters]
     layers = [layer for layer in model.modules() if isinstance(layer, Layer)]
     rates = [layer.weight_dropout for layer in layers]

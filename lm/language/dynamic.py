@@ -27,7 +27,7 @@ from lm.language.adaptation import (
     DynamicSetting,
     Statistics,
     gather,
-    scoring,
+    scored_parameters,
 )
 from lm.language.cache import cached_nll
 from lm.language.corpora.corpus import load_split
@@ -245,7 +245,9 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
         store.prune({commit.step})
         squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
         state = trained.model.state_from(commit.tensors("state"), trained.device)
-        return Statistics({name: squares[name] for name in scoring(trained.model)}, state, commit.step)
+        return Statistics(
+            {name: squares[name] for name in scored_parameters(trained.model)}, state, commit.step
+        )
     discarded = store.folder.with_name(f"{store.folder.name}.tmp")  # half deleted, it would count as damaged
     if store.folder.exists():
         move(store.folder, discarded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import RESAMPLES, JsonFile, distinct_runs, named, output_file
+from lm.console.options import RESAMPLES, JsonFile, output_file, run_folders
 from lm.disk.storage import write_atomic
 from lm.errors import DataError, visible
 from lm.runs.evaluations import evaluation_at
@@ -26,15 +26,7 @@ REPORT = (
     "Write a report of evaluated runs: one HTML file that says which run is better, by how much, and if that "
     "may be noise.\n\nThe file needs no network and prints well. Equal runs give equal bytes."
 )
-EvaluatedRuns = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN...",
-        help="Evaluated runs; the first is the baseline.",
-        parser=named,
-        callback=distinct_runs,
-    ),
-]
+EvaluatedRuns = Annotated[list[Path], run_folders("Evaluated runs; the first is the baseline.")]
 EvaluationName = Annotated[
     str | None,
     typer.Option(help="File name of the evaluation in RUN/evaluation, if the runs share several."),

@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from lm.console.options import filename, named
+from lm.console.options import filename, run_folders
 
-ServedRuns = Annotated[
-    list[Path], typer.Argument(metavar="RUN…", help="Folders of runs; a request names one.", parser=named)
-]
+ServedRuns = Annotated[list[Path], run_folders("Folders of runs; a request names one.")]
 Host = Annotated[
     str,
     typer.Option(metavar="ADDRESS", help="Address to listen at; if not loopback, --api-key-file is needed."),

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.analysis.rank import effective_rank
+from lm.analysis.spectrum import effective_rank
 from lm.heads.head import Head
 from lm.steps import OnProgress, no_progress
 from lm.studies.known_language import Language

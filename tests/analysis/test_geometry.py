@@ -18,8 +18,7 @@ from lm.analysis.geometry import (
     geometry_of_run,
     histories_of_run,
 )
-from lm.analysis.rank import effective_rank
-from lm.analysis.spectrum import RankResult
+from lm.analysis.spectrum import RankResult, effective_rank
 from lm.cli import main
 from lm.errors import DataError, DivergenceError
 from lm.language.model import LanguageModel

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from lm.analysis.bidiagonal import bidiagonal_values
-from lm.analysis.rank import FactorPlan, RunRank, effective_rank, matrix_rank, rank_of_run, rank_tables
+from lm.analysis.rank import FactorPlan, RunRank, matrix_rank, rank_of_run, rank_tables
 from lm.analysis.scratch import ScratchMatrix
-from lm.analysis.spectrum import RankResult
+from lm.analysis.spectrum import RankResult, effective_rank
 from lm.disk.storage import canonical_json
 from lm.errors import DataError, StorageError
 from lm.heads.head import Head, HeadConfig
