@@ -110,7 +110,8 @@ def show_training(folder: Path, resolved: "Resolved[Any]", module: str) -> None:
 
 def shown_curve(run: Path) -> list[str]:
     """Learning curve of a run as text for the terminal, or as a block of code in Markdown."""
-    from lm.runs.overview import curve_lines, learning_curve
+    from lm.console.curve import curve_lines
+    from lm.runs.overview import learning_curve
 
     lines = curve_lines(learning_curve(run), unicode=utf8(), columns=shutil.get_terminal_size().columns)
     return ["```", *lines, "```"] if lines and _form.get() == "--markdown" else lines

@@ -1,6 +1,8 @@
 """Commands of both command lines: ``presets``, ``describe``, ``runs`` and ``check``."""
 
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -81,7 +83,7 @@ def add_runs(app: typer.Typer, family: str) -> None:
         The family is lm or dialog. The state is running, finished, interrupted,
         diverged, imported, not begun, or damaged.
         """
-        from lm.runs.overview import ago, run_row
+        from lm.runs.overview import run_row
 
         found = runs_in(folder)
         if not found and folder == DEFAULT_RUNS:
@@ -91,9 +93,18 @@ def add_runs(app: typer.Typer, family: str) -> None:
         rows = [run_row(run) for run in found]
         write_result(json_file, {"runs": rows})
         if not csv_wanted():
-            rows = [row | {"changed": ago(row["changed"])} for row in rows]
+            rows = [row | {"changed": _ago(row["changed"])} for row in rows]
         table = Table(str(folder), rows, upright=len(rows) == 1 and not csv_wanted())
         show(table, *(shown_curve(found[0]) if len(found) == 1 else ()))
+
+
+def _ago(moment: str) -> str:
+    """Time since a moment in ISO 8601, in the largest unit with a count of at least one."""
+    seconds = time.time() - datetime.fromisoformat(moment).timestamp()
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if count := int(seconds // size):
+            return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
+    return "seconds ago"
 
 
 def add_check(app: typer.Typer, family: str) -> None:

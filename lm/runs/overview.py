@@ -1,7 +1,6 @@
 """Runs at a glance, without torch: their state, their best score and their learning curve."""
 
 import json
-import math
 import os
 import time
 from contextlib import suppress
@@ -13,14 +12,12 @@ from lm.disk.filelock import held
 from lm.disk.storage import read_file, read_json
 from lm.errors import HighrankError, StorageError, visible
 from lm.measures import perplexity
-from lm.numbers import number
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.commit import Commit, require_sizes
 from lm.runs.inputs import CONFIG, LOG
 from lm.runs.run import LOCK
 
 CurvePoint = tuple[int, float]  # (update, validation perplexity)
-_WIDTH, _HEIGHT = 60, 8
 _UNFINISHED = ("running", "interrupted", "diverged")
 _LOG_LIMIT = 256 << 20  # largest plausible size of metrics.jsonl in bytes
 
@@ -83,46 +80,6 @@ def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
     return sorted(found.items())
 
 
-def curve_lines(points: list[CurvePoint], *, unicode: bool, columns: int = 79) -> list[str]:
-    """Text plot of validation perplexity, on a log axis, against updates, in a number of ``columns``.
-
-    [] for fewer than two points, and for too few columns.
-    """
-    if len(points) < 2:
-        return []
-    best_step, best = min(points, key=lambda point: point[1])
-    low, high, end = best, max(value for _, value in points), points[-1][0]
-    labels = [number("ppl", high), *[""] * (_HEIGHT - 2), number("ppl", low)]
-    wide, updates = max(map(len, labels)), f"{end:,} updates"
-    width = min(_WIDTH, columns - wide - 2)
-    if width < len(updates) + 2:
-        return []
-    marks = [[" "] * width for _ in range(_HEIGHT)]
-    for step, value in points:
-        column = round((width - 1) * step / max(1, end))
-        height = _share(value, low, high)
-        sign = ("●" if unicode else "O") if (step, value) == (best_step, best) else ("•" if unicode else "*")
-        marks[round((_HEIGHT - 1) * (1 - height))][column] = sign
-    side, corner, floor = ("│", "└", "─") if unicode else ("|", "+", "-")
-    lines = [
-        f"{label:>{wide}} {side}{''.join(row).rstrip()}" for label, row in zip(labels, marks, strict=True)
-    ]
-    return [
-        f"validation perplexity, best {number('ppl', best)} at update {best_step:,}",
-        *lines,
-        f"{'':{wide}} {corner}{floor * width}",
-        f"{'':{wide}}  0{updates:>{width - 1}}",
-    ]
-
-
-def _share(value: float, low: float, high: float) -> float:
-    """Height of a value between two others on a log axis, from 0 to 1; 1 for non-finite values."""
-    if not math.isfinite(value):
-        return 1.0
-    top = high if math.isfinite(high) else 1e300
-    return math.log(value / low) / math.log(top / low) if top > low else 0.0
-
-
 def _config(run: Path) -> tuple[str, dict[str, Any]]:
     saved = read_json(run / CONFIG)
     if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
@@ -166,12 +123,3 @@ def _ending(run: Path) -> str:
         return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""
     except (ValueError, AttributeError):
         return ""
-
-
-def ago(moment: str) -> str:
-    """Time since a moment in ISO 8601, in the largest unit with a count of at least one."""
-    seconds = time.time() - datetime.fromisoformat(moment).timestamp()
-    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
-        if count := int(seconds // size):
-            return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
-    return "seconds ago"

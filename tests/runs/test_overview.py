@@ -21,10 +21,11 @@ import pytest
 from dialog.cli import main
 from lm.config.places import runs_in
 from lm.console.app import show_training
+from lm.console.curve import curve_lines
 from lm.disk.filelock import held
 from lm.errors import DivergenceError
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.overview import curve_lines, learning_curve, run_row
+from lm.runs.overview import learning_curve, run_row
 from tests.support.tiny_task import Faults, TinyTask, open_run, train
 
 LIMITS = {"max_steps": 6, "validate_every": 2, "checkpoint_every": 2}
