@@ -18,13 +18,14 @@ RELU_FLOOR = 1e-8  # ε of Kanai et al. 2018, Eq. 34
 
 
 class Link(ABC):
-    """One g, as a formula (``log``, ``slope``) and in place for the loss (``shares_``, ``times_slope_``).
+    """One g: the formulas ``log`` and ``slope``, and in place for the loss ``shares_`` and ``times_slope_``.
 
-    ``buffers`` is the number of (R, V) tensors of the in-place form: the logits, and the spare tensors in
-    which ``shares_`` leaves slopes for ``times_slope_``.
+    ``buffers`` is the number of (R, V) tensors of the in-place form that the loss provides: the logits, and
+    the spare tensors in which ``shares_`` leaves slopes for ``times_slope_``. The in-place form here follows
+    from the formulas, and takes two more tensors for a moment.
     """
 
-    buffers: ClassVar[int]
+    buffers: ClassVar[int] = 2
 
     @abstractmethod
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -34,17 +35,20 @@ class Link(ABC):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         """d log g / dz, elementwise."""
 
-    @abstractmethod
     def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
         """Overwrite ``logits`` z (R, V) with g(z) / u; returns log u (R, 1).
 
         u is between g(m) and 2 g(m), for the largest logits m of the rows, ``peak`` (R, 1).
         ``spares`` (buffers − 1, R, V) is overwritten.
         """
+        top = self.log(peak, shift)
+        spares[0] = self.slope(logits, shift)
+        logits.copy_(self.log(logits, shift)).sub_(top).exp_()
+        return top
 
-    @abstractmethod
     def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
         """Multiply ``shares`` (R, V) in place by the slope at the logits of the last ``shares_``."""
+        return shares.mul_(spares[0])
 
     def log_normalised(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         """log g(z) − log Σ_v g(z_v) over the last dimension."""
@@ -77,8 +81,6 @@ class Sigsoftmax(Link):
     a = 1 and c = exp(−s). For s < 0, both a and c are multiplied by exp(s), so that neither overflows.
     """
 
-    buffers = 2
-
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return logits + F.logsigmoid(logits if shift is None else logits + shift)
 
@@ -95,31 +97,15 @@ class Sigsoftmax(Link):
         ratio.mul_(-a).add_(2)
         return peak + top.clamp(max=0)  # of g(m) (a + c)
 
-    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
-        return shares.mul_(spares[0])
-
 
 class Sigmoid(Link):
     """g(z) = σ(z), a baseline (Kanai et al. 2018, Eq. 35); its slope is 1 − σ(z)."""
-
-    buffers = 2
 
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return F.logsigmoid(logits)
 
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return torch.sigmoid(-logits)
-
-    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
-        top = self.log(peak)
-        torch.neg(logits, out=spares[0])
-        torch.ops.aten.softplus.out(spares[0], beta=1, threshold=50, out=logits)  # −log g, also in float64
-        spares[0].sigmoid_()
-        logits.neg_().sub_(top).exp_()
-        return top
-
-    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
-        return shares.mul_(spares[0])
 
 
 class Relu(Link):
@@ -129,23 +115,11 @@ class Relu(Link):
     diverges in the paper (Table 4).
     """
 
-    buffers = 2
-
     def log(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return (F.relu(logits) + RELU_FLOOR).log()
 
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return (logits > 0) / (F.relu(logits) + RELU_FLOOR)
-
-    def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
-        torch.gt(logits, 0, out=spares[0])
-        spares[0].div_(logits.relu_().add_(RELU_FLOOR))
-        top = peak.relu().add_(RELU_FLOOR)
-        logits.div_(top)
-        return top.log_()
-
-    def times_slope_(self, shares: Tensor, spares: Tensor) -> Tensor:
-        return shares.mul_(spares[0])
 
 
 EXP, SIGSOFTMAX, SIGMOID, RELU = Exponential(), Sigsoftmax(), Sigmoid(), Relu()
