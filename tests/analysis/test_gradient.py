@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -163,6 +165,23 @@ def test_memory_does_not_grow_with_the_number_of_tokens(monkeypatch: pytest.Monk
         assert sum(len(block) for block in gradients.of_update()) == 500
         gradients.share(3)
     assert largest.size <= max(20 * 3 * V, 500 * H)
+
+
+def test_the_numbers_of_a_run_are_means_over_its_gradients() -> None:
+    trained = tiny_lm()
+    ids = ids_of(trained, 20)
+    found, gradients = gradients_of_run(trained, ids, sample=3), HeadGradients.of(trained, ids)
+    at_logits, at_states, update = (
+        torch.cat([*blocks])
+        for blocks in (gradients.at_logits(), gradients.at_states(), gradients.of_update())
+    )
+    assert found.gradient_norm == pytest.approx(float(at_logits.square().sum(1).mean().sqrt()))
+    assert found.gain == pytest.approx(float(at_states.norm() / at_logits.norm()))
+    assert found.alignment == pytest.approx(float(F.cosine_similarity(update, at_logits).mean()))
+    shares, ranks = zip(*(gradients.share(token) for token in (0, 10, 19)), strict=True)
+    assert found.share == pytest.approx(np.mean(shares))
+    assert found.share_error == pytest.approx(np.std(shares, ddof=1) / 3**0.5)
+    assert found.random_share == pytest.approx((np.mean(ranks) / (found.vocabulary - 1)) ** 0.5)
 
 
 def test_an_empty_text_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,13 @@ def test_huge_perplexities_are_short_in_messages() -> None:
     assert "perplexity of 2.52e+30 is near guessing" in guessing_note(70.0, 10)
     with pytest.raises(DivergenceError, match=r"perplexity is 2\.52e\+30, where guessing"):
         require_learnt(70.0, 10, Path("run"))
+
+
+def test_a_model_has_learnt_nothing_from_twice_the_perplexity_of_guessing_on() -> None:
+    require_learnt(math.log(19.9), 10, Path("run"))
+    for nll in (math.log(20), math.nan, math.inf):
+        with pytest.raises(DivergenceError):
+            require_learnt(nll, 10, Path("run"))
 
 
 def test_what_is_no_number_is_text() -> None:

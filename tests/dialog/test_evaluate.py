@@ -6,6 +6,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from dialog.batches import list_examples
 from dialog.config import DataConfig, DialogConfig
 from dialog.evaluate import (
+    _unknown_share,
     bleu_tokens,
     evaluate,
     load_test_set,
@@ -211,6 +213,14 @@ def test_the_details_of_an_evaluation_are_those_of_its_contexts(run: Path) -> No
     joints = [model.model.head.component_log_probs(hidden) for hidden, _ in model.readings(conversations(2))]
     priors = torch.cat([joint.logsumexp(-1).exp() for joint in joints])
     assert details["components"]["usage"] == pytest.approx(priors.mean(0).tolist(), rel=1e-4)
+
+
+def test_an_unk_that_the_text_itself_has_is_an_unknown_word() -> None:
+    codec = build_codec("wordpunct", ["one two three"], vocab_size=20)
+    said = [Utterance("AB"[n % 2], text) for n, text in enumerate(["one <unk>", "two dodo", "three"])]
+    model: Any = SimpleNamespace(codec=codec)
+    data: Any = SimpleNamespace(examples=list_examples([Dialog("d", "", tuple(said))]))
+    assert _unknown_share(model, data) == 0.5
 
 
 def test_many_unknown_words_are_warned_of(run: Path) -> None:

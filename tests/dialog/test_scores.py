@@ -117,6 +117,16 @@ def test_loops_and_one_answer_for_most_are_warned_of() -> None:
     assert none == [], "people who repeat themselves are no fault of the model"
 
 
+def test_loops_count_as_those_of_a_model_above_twice_the_share_of_people() -> None:
+    loop = [["a", "b", "c"] * 3]
+    for found, human, warned in ((3, 2, 0), (4, 2, 0), (5, 2, 1), (2, 0, 0), (3, 0, 1)):
+        answers, people = (
+            [*[loop] * loops, *[[[str(n)]] for n in range(30 - loops)]] for loops in (found, human)
+        )
+        told = warnings(diversity(answers), diversity(people), 30, DecodeConfig(), by_words=True)
+        assert len(told) == warned, (found, human)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_loop_is_a_trigram_at_three_places(seed: int) -> None:
     rng = random.Random(seed)

@@ -165,6 +165,16 @@ def test_scores_and_responses_do_not_depend_on_the_batch(runs: dict[str, Path]) 
             assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
 
 
+def test_contexts_of_one_distribution_have_samples_of_their_own(runs: dict[str, Path]) -> None:
+    model = TrainedModel.load(runs["mos"])
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.zero_()
+    examples = list_examples(dialogs_of(runs["mos"]))
+    found = model.respond(examples, DecodeConfig(method="sample", nbest=1, seed=3))
+    assert len({tuple(h.tokens for h in one) for one in found}) > 1
+
+
 @pytest.mark.parametrize("method", ["beam", "sample"])
 def test_responses_by_low_precision_products_are_nearly_the_same(runs: dict[str, Path], method: str) -> None:
     model = TrainedModel.load(runs["mos"])

@@ -1,6 +1,7 @@
 """Averages of weights against brute force, and when they begin."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from lm.engine.averaging import Averager
 from lm.engine.config import OptimConfig
 from lm.errors import Interrupted, StorageError
+from lm.runs.checkpoint import CheckpointStore
+from tests.support.tiny_task import TinyTask, lines, train
 
 
 def walk(model: nn.Module, count: int) -> Iterator[dict[str, Tensor]]:
@@ -102,3 +105,14 @@ def test_averages_of_another_model_are_refused() -> None:
     with pytest.raises(StorageError, match="averages do not fit the model at 'bias'"):
         averager.load({"weight": torch.zeros(2, 2)}, 3, 0)
     averager.load({}, 0, 0)
+
+
+def test_a_validation_scores_the_averages(tmp_path: Path) -> None:
+    folder, task = tmp_path / "run", TinyTask()
+    train(folder, {"max_steps": 5}, {"name": "sgd", "lr": 0.5, "average": "uniform"})
+    averages = CheckpointStore.of(folder).open("last").tensors("average")
+    task.model.load_state_dict(averages)
+    task.model.eval()
+    with torch.no_grad():
+        nll = [value for value, _ in task.validation()]
+    assert lines(folder)[-1]["nll"] == pytest.approx(sum(nll) / len(nll))

@@ -16,7 +16,9 @@ import torch
 
 import lm.engine.agreement
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.limits import limit_reached
 from lm.engine.loop import fit
+from lm.engine.state import Progress
 from lm.errors import ConfigError, DataError, Interrupted
 from tests.support.tiny_task import (
     Faults,
@@ -246,6 +248,12 @@ def test_log_lines_are_means_over_tokens(folder: Path) -> None:
     assert [line["step"] for line in timing] == [3, 6, 6]
     assert all(line["tokens_per_second"] > 0 for line in timing[:2])
     assert timing[2]["ended"] == "finished"
+
+
+def test_the_limit_of_time_is_in_minutes() -> None:
+    train = TrainConfig(max_minutes=2.0)
+    reached = [bool(limit_reached(train, Progress(), seconds)) for seconds in (3.0, 119.0, 120.0)]
+    assert reached == [False, False, True]
 
 
 def test_max_minutes_and_elapsed_time_count_earlier_sittings(folder: Path) -> None:

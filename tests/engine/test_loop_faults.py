@@ -163,6 +163,15 @@ def test_five_per_cent_of_the_last_thousand_updates_are_too_many() -> None:
     assert guard.describe() == f"50 updates, {ends}"
 
 
+def test_a_skipped_update_is_forgotten_after_a_thousand_others() -> None:
+    guard = Guard()
+    for step in (1, *range(41, 1002, 20)):
+        guard.passed()
+        guard.skipped(step, 1, step)
+        assert not guard.exhausted
+    assert len(guard.recent) == 49
+
+
 def test_a_validation_that_is_not_finite_is_never_best(folder: Path) -> None:
     values = [NAN, 3.0, -math.inf, 2.0, NAN, math.inf]
     result = train(folder, {"max_epochs": 6, "keep_best": 3}, task=with_values(values))

@@ -63,6 +63,11 @@ def test_draws_from_the_tempered_and_filtered_distribution(
     assert (shares(log_probs, config) - reference(log_probs, config)).abs().max() < 1e-3
 
 
+def test_the_nucleus_ends_where_its_share_is_reached_exactly() -> None:
+    log_probs = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()
+    assert shares(log_probs, decode(top_p=0.5)).tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize("spread", [0.2, 4.0])
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.3}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}])
 def test_blocks_of_rows_and_a_search_among_few_words_change_no_token(

@@ -95,3 +95,31 @@ def test_a_layer_that_no_component_reads_is_left_out() -> None:
     states = Layers(hidden, (hidden, hidden))
     expected = torch.nn.functional.cross_entropy((hidden @ weight.T).double(), targets)
     assert float(head.nll(states, targets).double().mean()) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_components_of_lower_layers_begin_with_their_small_share() -> None:
+    config = HeadConfig(kind="doc", lower_components=(0, 1), prior_bias=True, **LINEAR)
+    head = Head(config, HIDDEN, WORDS, lower_sizes=(HIDDEN, HIDDEN))
+    start_as(head, *output_layer(bias=False))
+    hidden = torch.randn(TOKENS, HIDDEN)
+    _, log_prior = head.mixer.contexts(Layers(hidden, (hidden, hidden)))
+    assert log_prior is not None
+    shares = log_prior.exp()
+    torch.testing.assert_close(shares[:, -1], torch.full((TOKENS,), 1e-6), rtol=1e-3, atol=0)
+    torch.testing.assert_close(shares[:, :3], torch.full((TOKENS, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("options", [{"kind": "softmax"}, {"kind": "mos", **LINEAR}])
+def test_words_that_the_output_layer_lacks_are_improbable_and_have_its_mean_vector(
+    options: dict[str, Any],
+) -> None:
+    head = Head(HeadConfig(**options), HIDDEN, WORDS + 3)
+    weight, offset = torch.randn(WORDS, HIDDEN), torch.randn(WORDS)
+    start_as(head, weight, offset)
+    hidden = torch.randn(TOKENS, HIDDEN)
+    with torch.no_grad():
+        log_probs = head.log_probs(hidden)
+    expected = torch.nn.functional.linear(hidden, weight, offset).log_softmax(-1)
+    torch.testing.assert_close(log_probs[:, :WORDS], expected, rtol=1e-4, atol=1e-4)
+    assert (log_probs[:, WORDS:] < -20).all()
+    torch.testing.assert_close(head.weight[WORDS:].detach(), weight.mean(0).expand(3, -1))

@@ -193,6 +193,18 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
     assert named.name == "test.dynamic.paper-awd"
 
 
+def test_a_grid_of_a_part_of_the_text_is_not_that_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5,))
+    monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3,))
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    whole, part = (dynamic(run, search=Grid(), limit=limit).search for limit in (None, 9))
+    assert whole is not None
+    assert part is not None
+    assert part.searched[0].nll != whole.searched[0].nll
+
+
 def test_settings_are_drawn_from_the_published_ranges() -> None:
     assert RANGES == {"lr": (1e-6, 1e-3), "decay": (1e-6, 1e-2), "eps": (1e-8, 1e-2)}
     base = DynamicSetting(1, 1, 1, "elements", 20)

@@ -93,6 +93,21 @@ def test_the_loss_is_nll_and_penalties(corpus: Path, head: tuple[str, ...]) -> N
     torch.testing.assert_close(loss.objective, (nll + penalty) * tokens)
 
 
+def test_activations_are_penalised_after_dropout_and_slowness_before_it(corpus: Path) -> None:
+    calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "weight")]
+    penalties = ("head.latent_dropout=0.0", "model.activation_penalty=2.0", "model.slowness_penalty=3.0")
+    tiny = task(*calm, *penalties, "model.output_dropout=0.5")
+    tiny.model.train()
+    window = next(tiny.epoch(0, 0))
+    torch.manual_seed(5)
+    loss = tiny.loss(window)
+    torch.manual_seed(5)
+    outputs = tiny.model(window.tokens, tiny.model.initial_state(4))
+    assert not torch.equal(outputs.hidden.last, outputs.raw)
+    penalty = 2 * activation_penalty(outputs.hidden.last) + 3 * slowness_penalty(outputs.raw)
+    torch.testing.assert_close(loss.objective - loss.nll, window.targets.numel() * penalty)
+
+
 def test_unlikely_words_are_those_before_in_the_stream_of_the_window(corpus: Path) -> None:
     calm = [f"model.{name}_dropout=0.0" for name in ("embedding", "input", "hidden", "output", "weight")]
     calm += ["model.activation_penalty=0.0", "model.slowness_penalty=0.0", "head.latent_dropout=0.0"]

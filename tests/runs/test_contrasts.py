@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import f_oneway, ttest_ind
+from scipy.stats import f_oneway, t, ttest_ind
 
 from lm.arrays import Floats
 from lm.bootstrap import Resamples
@@ -36,6 +36,15 @@ def test_without_noise_of_the_text_it_is_the_t_test_of_welch() -> None:
     expected = ttest_ind(other, one, equal_var=False)
     assert p == pytest.approx(expected.pvalue)
     assert change == pytest.approx([4.05 - 3.3, *expected.confidence_interval()])
+
+
+def test_without_noise_of_training_it_is_a_t_test_over_the_text() -> None:
+    rng = np.random.default_rng(8)
+    one, other = rng.normal(4, 0.5, UNITS), rng.normal(4.2, 0.5, UNITS)
+    p, change = welch(pool(np.zeros(2), other), pool(np.zeros(2), one), COUNTS)
+    error = np.std(COUNTS @ (other - one) / UNITS)
+    assert p == pytest.approx(2 * t.sf(abs((other - one).mean()) / error, UNITS - 1))
+    assert change.high - change.low == pytest.approx(2 * t.ppf(0.975, UNITS - 1) * error)
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
