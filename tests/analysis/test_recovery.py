@@ -39,6 +39,13 @@ def test_all_are_asked_after_the_same_surprises() -> None:
     assert "5 blocks of 1,000 tokens, but 1 have any" in str(notes[-1])
 
 
+def test_a_surprise_of_any_model_counts() -> None:
+    calm, surprised = np.random.default_rng(1).uniform(1, 2, (2, 200))
+    surprised[np.arange(10, 190, 20)] = 9.0
+    measured, _ = recovery({"calm": calm, "surprised": surprised}, share=9 / 200)
+    assert measured.least >= (9 + 1) / 2
+
+
 def test_intervals_are_of_resampled_blocks_since_neighbours_resemble_each_other() -> None:
     rng = np.random.default_rng(2)
     blocks, each = 20, 25

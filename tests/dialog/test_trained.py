@@ -12,13 +12,15 @@ from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs
 from dialog.decoding.config import DecodeConfig
 from dialog.evaluate import evaluate
+from dialog.task import DialogTask, build_model
 from dialog.train import train
-from dialog.trained import TrainedModel
+from dialog.trained import NEVER_SAID, TrainedModel
 from dialog.utterance import Dialog
 from lm.config.load import Resolved, load_config
 from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.check import check_run
+from lm.text.vocabulary import DIALOG, build_codec
 from tests.support.damage import forget_record
 from tests.support.signals import signal_at
 
@@ -165,14 +167,27 @@ def test_scores_and_responses_do_not_depend_on_the_batch(runs: dict[str, Path]) 
             assert [h.log_prob for h in many] == pytest.approx([h.log_prob for h in one], abs=1e-4)
 
 
-def test_contexts_of_one_distribution_have_samples_of_their_own(runs: dict[str, Path]) -> None:
+def test_contexts_of_one_distribution_have_samples_of_their_own_without_marks(runs: dict[str, Path]) -> None:
     model = TrainedModel.load(runs["mos"])
     with torch.no_grad():
         for parameter in model.model.parameters():
             parameter.zero_()
     examples = list_examples(dialogs_of(runs["mos"]))
-    found = model.respond(examples, DecodeConfig(method="sample", nbest=1, seed=3))
+    found = model.respond(examples, DecodeConfig(method="sample", nbest=10, seed=3))
     assert len({tuple(h.tokens for h in one) for one in found}) > 1
+    said = {token for one in found for hypothesis in one for token in hypothesis.tokens}
+    assert len(said) > 10
+    assert not said & set(model.codec.vocabulary.ids(NEVER_SAID))
+    assert DIALOG in NEVER_SAID
+
+
+def test_every_epoch_has_an_order_of_its_own(corpus: Path) -> None:
+    config = settings(corpus, "softmax", 1, "train.batch_size=2").config
+    codec = build_codec(config.data.tokenizer, ["is it raining"], vocab_size=20)
+    dialogs = load_dialogs(str(corpus))
+    task = DialogTask(config, codec, build_model(config, codec), dialogs, dialogs, torch.device("cpu"))
+    first, again, second = ([*task.epoch(number, 0)] for number in (0, 0, 1))
+    assert first == again != second
 
 
 @pytest.mark.parametrize("method", ["beam", "sample"])

@@ -209,6 +209,7 @@ def test_low_precision_and_extreme_logits() -> None:
         ({"temperature": "sigmoid", "temperature_beta": 1.0}, "temperature_beta belongs to .* contextual"),
         ({"temperature_loss_scaling": True}, "loss_scaling belongs to .*; head.temperature is none"),
         ({"temperature": "sigmoid", "temperature_low": 4.0}, "must be below temperature_high = 3.5"),
+        ({"temperature": "sigmoid", "temperature_low": 3.5}, "must be below temperature_high = 3.5"),
     ],
 )
 def test_a_setting_of_another_temperature_is_refused(settings: dict[str, object], message: str) -> None:

@@ -137,6 +137,12 @@ def test_the_past_decoder_finds_the_inputs_of_the_window(corpus: Path) -> None:
     torch.testing.assert_close(loss.objective, nll + 0.5 * past)
 
 
+def test_every_pass_has_windows_of_its_own(corpus: Path) -> None:
+    tiny = task()
+    passes = [[len(window.tokens) for window in tiny.epoch(number, 0)] for number in (0, 0, 1)]
+    assert passes[0] == passes[1] != passes[2]
+
+
 def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> None:
     tiny = task()
     zero = tiny.state()

@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 from dialog.results import DialogEvaluation
+from lm.bootstrap import FEWEST_UNITS
 from lm.disk.storage import write_json
 from lm.language.compare import compare
 from lm.language.results import StaticEvaluation
@@ -66,6 +67,17 @@ def test_without_noise_of_the_text_it_is_the_t_test_of_welch(tmp_path: Path) -> 
     assert second.p["perplexity"] == pytest.approx(expected.pvalue)
     low, high = expected.confidence_interval()
     assert second.change["perplexity"] == pytest.approx(np.expm1([4.05 - 3.3, low, high]))
+
+
+@pytest.mark.parametrize(("units", "guesses"), [(UNITS, True), (FEWEST_UNITS - 1, False)])
+def test_models_near_guessing_and_few_units_have_no_test(tmp_path: Path, units: int, guesses: bool) -> None:
+    runs = [
+        keep_run(tmp_path / f"{lr}-{seed}", [3 + seed / 10] * units, seed, lr, near_guessing=guesses)
+        for lr in (0.1, 0.2)
+        for seed in (1, 2)
+    ]
+    _, second = pools_of(runs)
+    assert second.p == second.change == {"perplexity": None}
 
 
 def test_a_gain_beyond_the_noise_of_training_is_found(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from lm.text.vocabulary import (
     Codec,
     Vocabulary,
     build_codec,
+    require_known,
     tokens_of,
 )
 
@@ -352,3 +353,9 @@ def test_a_codec_is_read_from_files_of_believable_size(tmp_path: Path, name: str
         os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     with pytest.raises(StorageError, match=name):
         Codec.load(tmp_path)
+
+
+def test_a_text_of_which_over_half_is_unknown_is_refused() -> None:
+    require_known(0.5, "a.txt")
+    with pytest.raises(DataError, match=r"a\.txt: 51% of its tokens are unknown to the run"):
+        require_known(0.51, "a.txt")
