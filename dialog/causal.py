@@ -103,8 +103,12 @@ class CausalDecoder(Decoder[CacheState]):
         return hidden.map(lambda states: states[0]), after
 
     def read(self, words: Tensor, state: CacheState) -> tuple[Layers, CacheState]:
-        """Hidden states (T, R, ·) of embedded inputs (T, R, E), and the state after them."""
-        self._require_room(int(state.lengths.max()) + len(words))
+        """Hidden states (T, R, ·) of embedded inputs (T, R, E), and the state after them.
+
+        DataError if the trunk has no room left. It then has emptied its cache, as no context is empty.
+        """
+        seen = int(state.lengths.max()) if bool(state.lengths.all()) else self.trunk.span
+        self._require_room(seen + len(words))
         return self._found(self.trunk(words, state))
 
     def _found(self, read: TrunkOutputs[CacheState]) -> tuple[Layers, CacheState]:

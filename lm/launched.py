@@ -20,7 +20,7 @@ def several() -> bool:
 
 def processes_here() -> int:
     """Number of processes on this machine that share its memory."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return whole_number("LOCAL_WORLD_SIZE", "1")
 
 
 def leads() -> bool:
@@ -30,7 +30,8 @@ def leads() -> bool:
 
 def rank_prefix() -> str:
     """``rank 3: `` for a process of several, else nothing."""
-    return f"rank {os.environ[RANK]}: " if several() and RANK in os.environ else ""
+    rank = os.environ.get(RANK, "")
+    return f"rank {rank}: " if several() and rank.isdecimal() else ""
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -40,4 +41,12 @@ def rank_and_size() -> tuple[int, int]:
             f"{', '.join(missing)}: not in the environment, which has {WORLD}; start several processes by"
             f" torchrun, or unset {WORLD}"
         )
-    return int(os.environ[RANK]), int(os.environ[WORLD])
+    return whole_number(RANK), whole_number(WORLD)
+
+
+def whole_number(name: str, default: str = "") -> int:
+    """An environment variable as a whole number from 0 on. ConfigError for other text."""
+    text = os.environ.get(name, default)
+    if not text.isdecimal():
+        raise ConfigError(f"{name} = {text!r}: not a whole number; start several processes by torchrun")
+    return int(text)

@@ -31,8 +31,10 @@ class CtrlC:
         self._replying = True
         try:
             if self._pressed:
-                raise Interrupted("stopped")
+                raise KeyboardInterrupt
             yield
+        except KeyboardInterrupt:  # from _press, because libraries do not catch KeyboardInterrupt
+            raise Interrupted("stopped") from None
         finally:
             self._replying = False
 
@@ -44,7 +46,7 @@ class CtrlC:
         self._pressed = True
         if self._replying:
             self._replying = False
-            raise Interrupted("stopped")
+            raise KeyboardInterrupt
 
 
 CTRL_C = CtrlC()  # one per process, like the signal

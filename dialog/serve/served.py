@@ -25,7 +25,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.batching import Job
 from lm.serve.failure import wrong_value
-from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest
+from lm.serve.protocol import MAX_TOKENS, ChatRequest, CompletionRequest, InspectRequest
 from lm.steps import Check
 from lm.text.vocabulary import Codec
 
@@ -114,8 +114,9 @@ class ServedDialog:
         return Job(object(), inspected, job.body)
 
     def _job(self, said: Sequence[Utterance], request: ChatRequest | CompletionRequest) -> Job:
-        usual = self.model.config.decode
-        decode = decoding(request, usual)
+        usual, data = self.model.config.decode, self.model.config.data
+        room = data.max_response - 2 if self.model.config.model.trunk else MAX_TOKENS  # <s> and </s>
+        decode = decoding(request, usual, min(room, MAX_TOKENS))
         require_short_phrases(decode, usual, self.model.codec)
         example = next_example(said, MODEL, self.model.config.data.context)
         # A seed is of one request, so requests with different seeds are decoded together.

@@ -24,12 +24,12 @@ LIMITS = {"beam": MAX_BEAMS, "nbest": MAX_BEAMS, "candidates": MAX_BEAMS, "max_l
 PHRASES, PHRASE_TOKENS = 16, 64  # of begin, require and forbid in a request
 
 
-def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
+def decoding(request: Request, usual: DecodeConfig, longest: int = MAX_TOKENS) -> DecodeConfig:
     """The settings of a request: those of the run, with the parameters that it gives.
 
     A temperature or top_p samples, and the temperature 0 is greedy. Further settings are in ``decode``, by
     the names that ``--set`` has. ApiError for impossible ones, for those without effect, and for those beyond
-    the limits of the server.
+    the limits of the server. ``longest`` is the most tokens of a reply for which a model has room.
     """
     given: dict[str, Any] = {}
     if request.temperature == 0:
@@ -45,8 +45,8 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     if request.seed is not None:
         given["seed"] = request.seed
     if isinstance(request, ChatRequest | CompletionRequest) and request.limit is not None:
-        given["max_length"] = request.limit
-        given["min_length"] = min(usual.min_length, request.limit)
+        given["max_length"] = min(request.limit, longest)
+        given["min_length"] = min(usual.min_length, given["max_length"])
     given |= _fitting(request.decode, usual)
     _require_replies(request)
     settings = usual.model_dump() | _enough(request, usual) | given | request.decode
@@ -57,7 +57,7 @@ def decoding(request: Request, usual: DecodeConfig) -> DecodeConfig:
     _require_effect(request, usual, decode)
     if decode.mmi_run not in ("", usual.mmi_run):
         raise wrong_value("decode.mmi_run", "only the server names folders")
-    for name, most in LIMITS.items():
+    for name, most in (LIMITS | {"max_length": longest}).items():
         if getattr(decode, name) > max(most, getattr(usual, name)):
             raise wrong_value(f"decode.{name}", f"must be at most {most:,} here")
     if decode.temperature < min(COLDEST, usual.temperature):
@@ -107,12 +107,14 @@ def _enough(request: Request, usual: DecodeConfig) -> dict[str, int]:
 
 
 def require_short_phrases(decode: DecodeConfig, usual: DecodeConfig, codec: Codec) -> None:
-    """Raise ApiError for many or long phrases. Those of the run itself have no limit."""
+    """Raise ApiError for many or long phrases, or lone surrogates. Those of the run itself have no limit."""
     for name in ("begin", "require", "forbid"):
         given = getattr(decode, name)
         if given == getattr(usual, name):
             continue
         phrases = [given] if isinstance(given, str) else given
+        if any("\ud800" <= character <= "\udfff" for one in phrases for character in one):
+            raise wrong_value(f"decode.{name}", "must be text that can be encoded in UTF-8")
         if len(phrases) > PHRASES:
             raise wrong_value(f"decode.{name}", f"must have at most {PHRASES} phrases here")
         if any(len(codec.encode(one)) > PHRASE_TOKENS for one in phrases):

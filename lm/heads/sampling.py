@@ -3,12 +3,14 @@
 R rows · V words.
 """
 
+import sys
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 INFINITY = float("inf")
+_LEAST = sys.float_info.min  # a smaller temperature or share may count as 0
 DRAWN_ENTRIES = 2**15  # of a block of rows, which fits the cache
 CANDIDATES = 256  # most probable tokens among which a nucleus is sought first
 
@@ -46,12 +48,12 @@ def _drawn(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
     order: Tensor | None = None
     if 0 < filters.top_k < log_probs.shape[1]:
         log_probs, order = ranked(log_probs, filters.top_k)
-    temperature = filters.temperature if filters.temperature_on == "mixture" else 1.0
+    temperature = max(filters.temperature, _LEAST) if filters.temperature_on == "mixture" else 1.0
     probs = log_probs.to(torch.float64, copy=True)
     # Relative to the best token, which stays possible at the lowest temperature.
     probs.sub_(probs.amax(1, keepdim=True)).div_(temperature)
     if filters.top_p < 1:
-        probs, places = _nucleus(log_probs, probs.softmax(1), filters.top_p)
+        probs, places = _nucleus(log_probs, probs.softmax(1), max(filters.top_p, _LEAST))
         order = places if order is None else order.gather(1, places)
     else:
         probs.exp_()

@@ -24,7 +24,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import loaded
 from lm.serve.answers import Answer, Choice, Token
 from lm.serve.batching import Job
-from lm.serve.failure import ApiError
+from lm.serve.failure import ApiError, wrong_value
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest, refused
 from lm.steps import Check
 
@@ -155,9 +155,16 @@ def generating(request: CompletionRequest) -> GenerateOptions:
         further = FurtherOptions.model_validate(request.decode)
     except ValidationError as error:
         raise refused(error, FurtherOptions, "decode") from None
+    greedy = request.temperature == 0
+    for name, useless in (
+        ("top_k", greedy),
+        ("temperature_on", request.temperature is None or greedy),
+    ):
+        if name in request.decode and useless:
+            raise wrong_value(f"decode.{name}", "has no effect at this temperature; leave it out")
     given = {"max_tokens": request.limit, "top_p": request.top_p, "seed": request.seed}
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if request.temperature == 0:
+    if greedy:
         known["top_k"] = 1
     elif request.temperature is not None:
         known["temperature"] = request.temperature

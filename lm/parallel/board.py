@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from lm.disk.storage import JSON
+from lm.launched import whole_number
 
 ASKED = 0.5  # seconds between two questions about an alert
 _BEAT = "exchange/{}"  # key under which a rank counts its exchanges
@@ -23,7 +24,7 @@ class Board:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         self._rank, self._size, self._asked = rank, size, 0.0
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host, port = os.environ["MASTER_ADDR"], whole_number("MASTER_PORT")
         master = rank == 0 and not hosted()
         store = TCPStore(host, port, size, is_master=master, timeout=timeout, wait_for_workers=False)
         self.store = PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

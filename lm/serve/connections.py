@@ -8,8 +8,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class Connection(H11Protocol):
     """A connection that ends when its client is silent, or does not read, for ``timeout_keep_alive`` seconds.
 
-    A client is silent while no whole head of a request has come since the start or since the last answer.
-    When ``limit_concurrency`` connections are open, a new one takes the place of the longest silent one.
+    A client is silent while no whole head of a request has come since the start or since the end of the last
+    answer. When ``limit_concurrency`` connections are open, a new one, or one with a new request, takes the
+    place of the longest silent one.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -17,8 +18,14 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._silent_since = self.loop.time()
         self._stuck_since: float | None = None
+        self._unsent = 0  # bytes at the last look
         self._watch = self.loop.call_later(self.timeout_keep_alive, self._look)
         self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """Make room for a request, which a further silent connection would else have refused."""
+        self._make_room()
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the watch."""
@@ -45,7 +52,11 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _look(self) -> None:
-        now, since = self.loop.time(), self._stuck_since if self._answering else self._silent_since
+        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if unsent < self._unsent:  # the client reads a long answer
+            self._silent_since, self._stuck_since = now, now if unsent else None
+        self._unsent = unsent
+        since = self._stuck_since if self._answering else self._silent_since
         due = self.timeout_keep_alive + (now if since is None else since)
         if due <= now:
             self.transport.abort()
@@ -57,5 +68,8 @@ class Connection(H11Protocol):
         staying = [one for one in others if not one.transport.is_closing()]
         if self.limit_concurrency is None or len(staying) + 1 < self.limit_concurrency:
             return
-        if silent := [one for one in staying if not one._answering]:
-            min(silent, key=lambda one: one._silent_since).transport.abort()
+        served = (one for one in staying if one._answering or one.transport.get_write_buffer_size())
+        if silent := {*staying}.difference(served):
+            longest = min(silent, key=lambda one: one._silent_since)
+            longest.transport.abort()
+            self.connections.discard(longest)  # at once, for uvicorn counts them

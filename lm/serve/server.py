@@ -137,7 +137,7 @@ def answer_at(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=connections,
+        limit_concurrency=connections + 1,  # at which uvicorn refuses
         timeout_keep_alive=idle,
         timeout_graceful_shutdown=stop,
     )

@@ -10,7 +10,7 @@
 """
 
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import UnionType
@@ -199,7 +199,7 @@ def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) 
             raise ConfigError(
                 f"{where}: {key} {name} must be {'an integer' if whole else 'a number'}, got {value!r}"
             )
-        if not math.isfinite(value):
+        if not abs(value) <= sys.float_info.max:  # nan too, and whole numbers beyond
             raise ConfigError(f"{where}: {key} {name} must be finite, got {value!r}")
         numbers[name] = value if whole else float(value)
     log = entry.get("log", False)
