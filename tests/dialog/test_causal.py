@@ -11,16 +11,19 @@ import torch
 
 pytest.importorskip("transformers")
 
+from dialog.batches import list_examples
 from dialog.causal import stream
 from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs
 from dialog.task import encode_dialogs
 from dialog.train import train
+from dialog.trained import TrainedModel
 from lm.config.load import load_config
 from lm.engine.events import no_report
+from lm.errors import DataError
 from lm.runs.checkpoint import CheckpointStore
-from lm.text.vocabulary import Codec
+from lm.text.vocabulary import EOS, Codec
 from tests.support.pretrained import save_model, save_tokenizer, tiny_configs
 from tests.support.pretrained_dialog import codec_here, config, model_of, write_talk
 from tests.support.tiny_dialog import SAID
@@ -69,6 +72,23 @@ def test_responses_have_the_probabilities_of_the_pretrained_model(corpus: Path, 
                 log_probs, state = model.step(torch.tensor([before, before]), state)
                 total -= log_probs[:, after]
             assert float(total[0]) == pytest.approx(float(ours[3]), rel=1e-5)
+
+
+def test_a_reply_beyond_the_room_of_the_trunk_is_refused_before_the_context_is_forgotten(
+    corpus: Path,
+) -> None:
+    settings = config()
+    codec = codec_here()
+    model = model_of(settings, codec)
+    trained = TrainedModel(settings, codec, model, torch.device("cpu"))
+    examples = list_examples(load_dialogs("talk.jsonl"))[:1]
+    with torch.no_grad():
+        model.head.bias[codec.vocabulary.ids([EOS])] -= 1e4  # no reply ends by itself
+    within = settings.decode.model_copy(update={"max_length": settings.data.max_response - 2})
+    assert trained.respond(examples, within)
+    beyond = settings.decode.model_copy(update={"max_length": 400})
+    with pytest.raises(DataError, match="context and response have more than 104 tokens"):
+        trained.respond(examples, beyond)
 
 
 def test_a_run_resumes_without_the_folder_and_answers(

@@ -255,6 +255,12 @@ def test_settings_of_the_run_itself_have_no_limit() -> None:
         decoding(parsed_chat(decode={"beam": 101}), usual)
 
 
+def test_a_reply_is_no_longer_than_its_model_has_room_for() -> None:
+    assert decoding(parsed_chat(max_tokens=400), DecodeConfig(), longest=18).max_length == 18
+    with pytest.raises(ApiError, match=r"decode\.max_length: must be at most 18"):
+        decoding(parsed_chat(decode={"max_length": 19}), DecodeConfig(max_length=8), longest=18)
+
+
 @pytest.mark.parametrize(
     ("name", "phrases", "says"),
     [
@@ -262,6 +268,7 @@ def test_settings_of_the_run_itself_have_no_limit() -> None:
         ("require", ["well"] * 17, "at most 16 phrases"),
         ("forbid", ["well " * 65], "at most 64 tokens"),
         ("begin", "well " * 65, "at most 64 tokens"),
+        ("forbid", ["\ud800"], "text that can be encoded in UTF-8"),
     ],
 )
 def test_phrases_of_a_request_are_few_and_short(

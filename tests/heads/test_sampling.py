@@ -12,6 +12,7 @@ from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.sampling import sample, uniforms
 from dialog.decoding.steps import Marks
+from lm.engine.device import flushed_denormals
 from lm.heads import sampling
 from lm.heads.sampling import draw_tokens
 from tests.support.signals import signal_at
@@ -66,6 +67,13 @@ def test_draws_from_the_tempered_and_filtered_distribution(
 def test_the_nucleus_ends_where_its_share_is_reached_exactly() -> None:
     log_probs = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()
     assert shares(log_probs, decode(top_p=0.5)).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 1e-320}, {"temperature": 1e-320}])
+def test_a_setting_that_counts_as_zero_is_greedy(filters: dict[str, float]) -> None:
+    log_probs, config = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(), decode(**filters)
+    with flushed_denormals():
+        assert shares(log_probs, config).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("spread", [0.2, 4.0])

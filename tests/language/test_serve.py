@@ -15,9 +15,10 @@ from lm.heads.config import HeadConfig
 from lm.language.config import LmConfig, ModelConfig
 from lm.language.generate import GenerateOptions, generate
 from lm.language.model import LanguageModel
-from lm.language.served import ServedLm
+from lm.language.served import ServedLm, generating
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.serve.app import Server
+from lm.serve.failure import ApiError
 from lm.serve.gate import Policy
 from lm.serve.protocol import CompletionRequest
 from lm.steps import unchecked
@@ -123,6 +124,20 @@ def test_prompts_that_wait_are_continued_together_as_if_alone(make: Callable[[],
     alone = [choice.text for query in queries for choice in query.run([query], unchecked)[0].choices]
     assert together == alone
     assert len(set(alone)) > 3
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"temperature": 0, "decode": {"top_k": 5}}, "top_k"),
+        ({"decode": {"temperature_on": "components"}}, "temperature_on"),
+        ({"temperature": 0, "decode": {"temperature_on": "mixture"}}, "temperature_on"),
+    ],
+)
+def test_settings_without_effect_are_refused(more: dict[str, Any], name: str) -> None:
+    asked = CompletionRequest.model_validate({"model": "tiny", "prompt": ["a"], **more})
+    with pytest.raises(ApiError, match=f"decode.{name}: has no effect"):
+        generating(asked)
 
 
 def test_a_check_comes_before_every_piece_of_a_prompt_and_every_token(

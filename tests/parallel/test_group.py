@@ -99,6 +99,17 @@ def test_an_environment_without_rank_is_refused(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
+@pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("RANK", ""), ("WORLD_SIZE", "two")])
+def test_an_environment_of_other_text_than_numbers_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for known in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(known, "2")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{name} = '{value}': not a whole number"), process_group(1.0):
+        pass
+
+
 def test_an_option_is_left_out_however_often_it_is_given() -> None:
     line = ["train", "c", "--processes", "2", "--run", "r", "--processes=3", "--processes", "4"]
     assert without_option(line, "--processes") == ["train", "c", "--run", "r"]

@@ -104,6 +104,23 @@ def test_too_many_are_refused_and_one_that_is_cancelled_makes_room_and_never_run
     assert work.batches == [[0], [2, 4]]
 
 
+def test_requests_whose_clients_have_left_are_dropped_while_a_batch_runs() -> None:
+    work = Work()
+
+    async def run() -> int:
+        batcher = Batcher(most=3, waiting=2)
+        task, _ = await begun(work, batcher)
+        for body in range(50):
+            batcher.submit(work.job(body))[0].cancel()
+        kept = len(batcher._waiting)
+        work.released.set()
+        batcher.close()
+        await task
+        return kept
+
+    assert asyncio.run(run()) == 1
+
+
 @pytest.mark.parametrize(
     "bad",
     [

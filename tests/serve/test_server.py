@@ -108,6 +108,28 @@ def test_silent_connections_end_and_lock_nobody_out(tmp_path: Path, head: bytes)
                 assert one.recv(1) == b"", "the server closes it"
 
 
+def test_a_client_that_is_served_is_not_refused_for_a_silent_one(tmp_path: Path) -> None:
+    body = json.dumps(ask("sleep 0.5")).encode()
+    post = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with toy_server(tmp_path, connections=1, idle=20), contextlib.ExitStack() as stack:
+        served, silent = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        for one in (served, silent):
+            one.settimeout(10)
+        served.connect(str(tmp_path / "socket"))
+        served.sendall(f"{post}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.2)
+        silent.connect(str(tmp_path / "socket"))
+        assert served.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        time.sleep(0.2)
+        served.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = served.recv(1 << 16)
+        while b"HTTP/1.1" not in answer:
+            answer = served.recv(1 << 16)
+        assert b"HTTP/1.1 200" in answer
+        with contextlib.suppress(ConnectionResetError):
+            assert silent.recv(1) == b""
+
+
 def test_a_batch_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     with toy_server(tmp_path, stop=1) as process, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "socket"))

@@ -197,6 +197,20 @@ def test_values_that_do_not_go_together_are_a_failed_trial(folder: Path) -> None
     assert all("optim.decay_steps" in row["reason"] for row in rows if row["state"] == "failed")
 
 
+def test_values_that_do_not_fit_the_text_are_a_failed_trial(folder: Path) -> None:
+    def unfit(resolved: Any, *others: Any) -> Any:
+        raise DataError(f"a.txt: 9 tokens for optim.lr = {resolved.config.optim.lr} streams; lower optim.lr")
+
+    def broken(*others: Any) -> Any:
+        raise DataError("a.txt: damaged")
+
+    begun = Search(folder / "search", plan(folder))
+    begun.run(2, unfit, lambda run: no_report, no_report)
+    assert [row["state"] for row in begun.trials.rows()] == ["failed", "failed"]
+    with pytest.raises(DataError, match="damaged"):
+        begun.run(3, broken, lambda run: no_report, no_report)
+
+
 def test_the_best_values_are_a_config(folder: Path, undisturbed: Any) -> None:
     planned = plan(folder, overrides=["train.log_every=7", "head.embedding_size=none"])
     rows = search(folder / "search", planned, 3)
