@@ -42,9 +42,16 @@ MUTANTS = (
     Mutant(
         "place for a new connection",
         "lm/serve/connections.py",
-        "        self._make_room()\n",
-        "",
+        "self._look)\n        self._make_room()\n",
+        "self._look)\n",
         "serve/test_server.py::test_silent_connections_end_and_lock_nobody_out",
+    ),
+    Mutant(
+        "place for a request of an open connection",
+        "lm/serve/connections.py",
+        "        self._make_room()\n        super().data_received(data)\n",
+        "        super().data_received(data)\n",
+        "serve/test_server.py::test_a_client_that_is_served_is_not_refused_for_a_silent_one",
     ),
     Mutant(
         "folders of the server stay its own",
