@@ -171,7 +171,7 @@ class ServedDialog:
                 "object": "chat.inspection",
                 "choice": choice,
                 "replies": [self._reply(one) for one in found],
-                "steps": [self._step(*row) for row in zip(texts, steps, weighed, strict=False)],
+                "steps": [self._step(*row, check) for row in zip(texts, steps, weighed, strict=False)],
             }
         ]
 
@@ -181,7 +181,10 @@ class ServedDialog:
             "text": text, "score": found.score, "log_prob": found.log_prob, "finished": found.finished
         }  # fmt: skip
 
-    def _step(self, text: str, step: StepProbabilities, beam: Sequence[Candidate]) -> dict[str, Any]:
+    def _step(
+        self, text: str, step: StepProbabilities, beam: Sequence[Candidate], check: Check
+    ) -> dict[str, Any]:
+        check()
         top = [
             {"token": sanitize(token), "probability": probability, "shares": shares}
             for token, probability, shares in step.top

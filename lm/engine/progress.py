@@ -196,6 +196,7 @@ class Meter:
         self.start(0, Goal(0, 0.0))
 
     def start(self, step: int, goal: Goal) -> None:
+        """Begin to measure at an update, towards a goal."""
         self._goal, self._first_step, self._started = goal, step, self._clock()
         self._began = self._seen = self._started  # of the first update, and the last event
         self._paused = 0.0  # seconds of validations
@@ -204,6 +205,7 @@ class Meter:
         self._recent.append((self._started, 0.0, 0))
 
     def step(self, update: Update) -> None:
+        """Count an update."""
         self._last, self._seen = update, self._clock()
         if math.isfinite(update.nll):
             self._recent.append((self._seen - self._paused, update.nll * update.tokens, update.tokens))

@@ -62,9 +62,11 @@ class Guard:
     recoveries: int = 0  # returns to the last good checkpoint
 
     def passed(self) -> None:
+        """Note an update that was not skipped."""
         self.in_a_row = 0
 
     def skipped(self, step: int, epoch: int, batch: int) -> None:
+        """Note a skipped update, and forget those of 1,000 steps ago."""
         self.in_a_row += 1
         self.recent = [entry for entry in self.recent if entry[0] > step - GUARD_WINDOW]
         self.recent.append([step, epoch, batch])

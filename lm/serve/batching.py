@@ -179,7 +179,7 @@ class DaemonThread:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], ResultT]) -> Future[ResultT]:
-        """Enqueue a call. The function must not raise."""
+        """Enqueue a call. The function must not raise, which would end the thread with calls that wait."""
         future: Future[ResultT] = Future()
         self._calls.put((function, future))
         return future
