@@ -58,6 +58,8 @@ PAIRS = {  # labels of further tests by file
         ("Mogrifier, softmax ×4", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
+        ("Mogrifier, softmax, rate .004", "softmax, rate .004"),
+        ("softmax ×4, rate .004", "softmax, rate .004"),
         ("softmax ×4, dropout .1", "softmax, dropout .1"),
         ("MoC ×4, K = 3, dropout .1", "softmax, dropout .1"),
         ("MoS ×4, K = 3, dropout .1", "softmax, dropout .1"),
@@ -119,7 +121,11 @@ LEADS = {  # heading by file
     "switchboard_bleu": "5,000",
 }
 TRIALS = {  # files by heading of a training of seed 1, by table
-    "ptb_trials, full": {"dropout .2": "ptb_small", "dropout .1": "ptb_small_dropout1"},
+    "ptb_trials, full": {
+        "rate .008, dropout .2": "ptb_small",
+        "rate .004": "ptb_small_lr4",
+        "dropout .1": "ptb_small_dropout1",
+    },
     "switchboard_trials, full": {
         "rate .003, dropout .2": "switchboard_bleu",
         "rate .006": "switchboard_bleu_lr6",
