@@ -3,11 +3,13 @@
 import math
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from lm.engine.state import Guard, all_finite
+from lm.engine.state import Guard, TrainingState, all_finite
 from lm.errors import DivergenceError, Interrupted
 from lm.runs.checkpoint import CheckpointStore
 from tests.support.tiny_task import (
@@ -170,6 +172,15 @@ def test_a_skipped_update_is_forgotten_after_a_thousand_others() -> None:
         guard.skipped(step, 1, step)
         assert not guard.exhausted
     assert len(guard.recent) == 49
+
+
+@pytest.mark.parametrize("group", ["model", "optimizer", "average"])
+def test_what_is_not_finite_in_any_group_is_noticed(group: str) -> None:
+    groups = {name: {"x": torch.ones(2)} for name in ("model", "optimizer", "average")}
+    state: Any = SimpleNamespace(groups=lambda: groups)
+    assert TrainingState.finite(state)
+    groups[group]["x"] = torch.tensor([1.0, math.inf])
+    assert not TrainingState.finite(state)
 
 
 def test_a_validation_that_is_not_finite_is_never_best(folder: Path) -> None:
