@@ -241,7 +241,8 @@ def train(
     refuse_foreign(folder)
     require_single_source(data, overrides or ())
     own = own_data(data, folder, first.config.data)
-    note(*[own.note] if own.note else ())
+    if own.note:
+        note(own.note)
     if own.prepared and not own.prepared.unchanged:
         with suppress(BrokenPipeError):  # a closed pipe does not end a training
             _show_prepared(own.prepared)

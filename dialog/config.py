@@ -15,6 +15,7 @@ from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import TransformerConfig
 from lm.trunks.names import PRETRAINED, Kinds, trunk_kind, unfit
 
+FRAME = 2  # tokens around a response, <s> and </s>
 WHOLE_DIALOG = 100  # assumed responses of a whole dialog
 _CELLS = "lstm, gru, mogrifier, mogrifier_gru or mlstm"
 
@@ -243,8 +244,8 @@ class DialogConfig(Section):
         wanted = {
             'data.tokenizer = "hf"': self.data.tokenizer == PRETRAINED,
             "data.lowercase = false": not self.data.lowercase,
-            f"data.max_response = {self.decode.max_length + 2}": (
-                self.data.max_response >= self.decode.max_length + 2
+            f"data.max_response = {self.decode.max_length + FRAME}": (
+                self.data.max_response >= self.decode.max_length + FRAME
             ),
             "head.gated_words = 0": not self.head.gated_words,
             "data.vocab_size = 10000": self.data.vocab_size == DataConfig.model_fields["vocab_size"].default,

@@ -235,10 +235,7 @@ def dynamic(
         ),
     ] = "default",
     lr: Annotated[float | None, typer.Option(help="Learning rate η instead of the setting's.")] = None,
-    decay: Annotated[
-        float | None,
-        typer.Option(help="Rate λ of the return to the trained weights."),
-    ] = None,
+    decay: Annotated[float | None, typer.Option(help="Rate λ of the return to the trained weights.")] = None,
     eps: Annotated[float | None, typer.Option(help="Term ε, added to the RMS of gradients.")] = None,
     scaling: Annotated[
         Literal["normalised", "original", "elements"] | None,

@@ -4,6 +4,8 @@ Every message is one line with the file, line or key at fault and a remedy. The 
 message, and a traceback only for our own bugs.
 """
 
+from collections.abc import Collection
+
 
 class HighrankError(Exception):
     """A failure that the user can act on; ``exit_code`` is the exit code of the command line.
@@ -28,6 +30,14 @@ class DataError(HighrankError):
     """A corpus that is missing, empty, undecodable or of the wrong layout."""
 
     exit_code = 3
+
+
+class MisfitError(DataError):
+    """A text that is too short for the values of the config's ``keys``."""
+
+    def __init__(self, message: object, keys: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = keys
 
 
 class StorageError(HighrankError):
@@ -79,6 +89,11 @@ def require(holds: bool, message: str) -> None:
 def visible(value: object) -> str:
     """A path, name or text for a message, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+
+
+def encodable(text: str) -> bool:
+    """True if UTF-8 can encode a text, which then has no half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def brief(error: Exception) -> str:

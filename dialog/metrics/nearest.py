@@ -23,6 +23,7 @@ class Documents:
     _terms: dict[str, int] = field(default_factory=dict)
     _texts: dict[str, Ints] = field(default_factory=dict)  # terms of each text, cached
     _idf: Floats = field(default_factory=lambda: np.empty(0))
+    vectors: csr_array = field(init=False)  # (N, terms)
 
     def add(self, texts: Sequence[str]) -> None:
         """Append a document that consists of ``texts``."""
@@ -37,7 +38,7 @@ class Documents:
         counts = self._counted(self._rows)
         frequency = np.bincount(counts.indices, minlength=len(self._terms))
         self._idf = np.log((1 + len(self._rows)) / (1 + frequency)) + 1
-        self.vectors = self._weighted(counts)  # (N, terms)
+        self.vectors = self._weighted(counts)
 
     def vector(self, texts: Sequence[str]) -> csr_array:
         """The vector (1, terms) of any document, without unknown tokens."""

@@ -13,6 +13,7 @@ from dialog.batches import Example, next_example
 from dialog.chat.conversation import spoken
 from dialog.chat.terminal import open_conversation
 from dialog.chat.transcript import HUMAN, MODEL, one_line
+from dialog.config import FRAME
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.decoding.trace import Candidate
@@ -115,7 +116,7 @@ class ServedDialog:
 
     def _job(self, said: Sequence[Utterance], request: ChatRequest | CompletionRequest) -> Job:
         usual, data = self.model.config.decode, self.model.config.data
-        room = data.max_response - 2 if self.model.config.model.trunk else MAX_TOKENS  # <s> and </s>
+        room = data.max_response - FRAME if self.model.config.model.trunk else MAX_TOKENS
         decode = decoding(request, usual, min(room, MAX_TOKENS))
         require_short_phrases(decode, usual, self.model.codec)
         example = next_example(said, MODEL, self.model.config.data.context)

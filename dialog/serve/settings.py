@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from dialog.config import require_decode_read
 from dialog.decoding.config import GREEDY, ONE_BEAM, ONE_GROUP, DecodeConfig
-from lm.errors import ConfigError
+from lm.errors import ConfigError, encodable
 from lm.serve.failure import ApiError, wrong_value
 from lm.serve.protocol import (
     COLDEST,
@@ -20,7 +20,7 @@ from lm.serve.protocol import (
 )
 from lm.text.vocabulary import Codec
 
-LIMITS = {"beam": MAX_BEAMS, "nbest": MAX_BEAMS, "candidates": MAX_BEAMS, "max_length": MAX_TOKENS}
+LIMITS = {"beam": MAX_BEAMS, "nbest": MAX_BEAMS, "candidates": MAX_BEAMS}
 PHRASES, PHRASE_TOKENS = 16, 64  # of begin, require and forbid in a request
 
 
@@ -113,7 +113,7 @@ def require_short_phrases(decode: DecodeConfig, usual: DecodeConfig, codec: Code
         if given == getattr(usual, name):
             continue
         phrases = [given] if isinstance(given, str) else given
-        if any("\ud800" <= character <= "\udfff" for one in phrases for character in one):
+        if not all(map(encodable, phrases)):
             raise wrong_value(f"decode.{name}", "must be text that can be encoded in UTF-8")
         if len(phrases) > PHRASES:
             raise wrong_value(f"decode.{name}", f"must have at most {PHRASES} phrases here")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 
 from lm.config.difference import flat_config
-from lm.errors import ConfigError, visible
+from lm.errors import ConfigError, encodable, visible
 
 
 def config_text(config: BaseModel) -> str:
@@ -35,6 +35,6 @@ def literal(value: object) -> str:
     Raises ConfigError for text that is not Unicode, such as the name of a file in another encoding.
     """
     text = json.dumps("none" if value is None else value, ensure_ascii=False)
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not encodable(text):
         raise ConfigError(f"{visible(text)}: not UTF-8, which TOML needs; rename the file")
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

@@ -156,11 +156,9 @@ def generating(request: CompletionRequest) -> GenerateOptions:
     except ValidationError as error:
         raise refused(error, FurtherOptions, "decode") from None
     greedy = request.temperature == 0
-    for name, useless in (
-        ("top_k", greedy),
-        ("temperature_on", request.temperature is None or greedy),
-    ):
-        if name in request.decode and useless:
+    useless = {"top_k": greedy, "temperature_on": greedy or request.temperature is None}
+    for name in request.decode:
+        if useless.get(name):
             raise wrong_value(f"decode.{name}", "has no effect at this temperature; leave it out")
     given = {"max_tokens": request.limit, "top_p": request.top_p, "seed": request.seed}
     known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lm.engine.update import StepLoss
-from lm.errors import DataError
+from lm.errors import MisfitError
 from lm.heads.output_layer import words_before
 from lm.language.config import LmConfig, WindowConfig
 from lm.language.corpora.corpus import TokenSplit
@@ -120,12 +120,12 @@ class LmTask:
         self._carried = self.model.state_from(tensors, self.device)
 
 
-def _too_few(source: str, split: TokenSplit, key: str, streams: int) -> DataError:
+def _too_few(source: str, split: TokenSplit, key: str, streams: int) -> MisfitError:
     """The error of a text without a token for every stream in any of its files."""
     longest, files = max(len(file) for file in split.files), len(split.files)
     has = f"{longest:,}" if files == 1 else f"the longest of {files:,} files has {longest:,}"
     more = "" if files == 1 else ", or prepare the text again with a larger --shard-tokens"
-    return DataError(f"{source}: {has} tokens for {key} = {streams} streams; lower {key}{more}")
+    return MisfitError(f"{source}: {has} tokens for {key} = {streams} streams; lower {key}{more}", [key])
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lm.errors import DataError
+from lm.errors import MisfitError
 from lm.language.config import WindowConfig
 
 Ids = NDArray[np.integer[Any]]
@@ -127,7 +127,7 @@ class ReadHeads:
     text, wrapping round at its end, then begins again at its own sentence. A beginning, also the first, is
     moved by up to ``jitter`` sentences, drawn for each head and round. The position of a head depends only on
     the seed and the number of tokens read. Streams are never reset to a zero state. The text is kept in
-    memory as a whole. DataError for fewer sentences than heads.
+    memory as a whole. MisfitError for fewer sentences than heads.
     """
 
     def __init__(self, files: Sequence[Ids], streams: int, eos: int, jitter: int, seed: int) -> None:
@@ -136,9 +136,10 @@ class ReadHeads:
         self._sentences = np.concatenate(([0], ends[ends < len(self._text)]))
         self._streams, self._eos, self._jitter, self._seed = streams, eos, jitter, seed
         if len(self._sentences) < streams:
-            raise DataError(
+            raise MisfitError(
                 f'window.order = "read_heads": {len(self._sentences):,} sentences are too few for'
-                f' train.batch_size = {streams} heads; lower it, or use window.order = "streams"'
+                f' train.batch_size = {streams} heads; lower it, or use window.order = "streams"',
+                ["window.order", "train.batch_size"],
             )
 
     def spans(self, number: int, config: WindowConfig, generator: np.random.Generator) -> Iterator[Span]:

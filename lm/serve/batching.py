@@ -76,9 +76,9 @@ class Batcher:
         """Enqueue the jobs of a request. ApiError 429 if too many wait, 503 after :meth:`close`."""
         if self._closed:
             raise ApiError(503, "the server is stopping", code="server_stopping")
-        if self.waiting + len(jobs) > self._limit:
+        self._waiting = [entry for entry in self._waiting if not entry[1].done()]  # without those that left
+        if len(self._waiting) + len(jobs) > self._limit:
             raise ApiError(429, "too many requests wait; try again later", code="rate_limit_exceeded")
-        self._waiting = [entry for entry in self._waiting if not entry[1].done()]  # clients that have left
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Any]] = [loop.create_future() for _ in jobs]
         self._waiting += zip(jobs, futures, strict=True)

@@ -51,6 +51,10 @@ class Connection(H11Protocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def _served(self) -> bool:
+        return self._answering or self.transport.get_write_buffer_size() > 0
+
     def _look(self) -> None:
         now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
         if unsent < self._unsent:  # the client reads a long answer
@@ -68,8 +72,7 @@ class Connection(H11Protocol):
         staying = [one for one in others if not one.transport.is_closing()]
         if self.limit_concurrency is None or len(staying) + 1 < self.limit_concurrency:
             return
-        served = (one for one in staying if one._answering or one.transport.get_write_buffer_size())
-        if silent := {*staying}.difference(served):
+        if silent := [one for one in staying if not one._served]:
             longest = min(silent, key=lambda one: one._silent_since)
             longest.transport.abort()
             self.connections.discard(longest)  # at once, for uvicorn counts them

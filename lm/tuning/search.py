@@ -39,7 +39,7 @@ from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter
 from lm.engine.limits import require_end
 from lm.engine.loop import FitResult, Verdict
-from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.errors import ConfigError, DivergenceError, MisfitError, StorageError
 from lm.tuning.space import Space
 from lm.tuning.trials import LOCK, Outcome, Sampler, Status, Trial, Trials
 
@@ -106,7 +106,7 @@ class Search(Generic[C]):
         After ``minutes``, if not 0, no trial begins. ``report`` returns the reporter of a trial's training,
         and ``notes`` gets lines about the search. Raises Interrupted after the trial's run is saved. The next
         process on the search resumes the trial. A trial that diverges, takes too much memory, or whose values
-        are inconsistent or do not fit the text, is recorded as failed. Another DataError and StorageError end
+        are inconsistent or do not fit the text, is recorded as failed. Other DataErrors and StorageError end
         the search.
         """
         end = time.monotonic() + 60 * minutes if minutes else float("inf")
@@ -135,8 +135,8 @@ class Search(Generic[C]):
             result = train(resolved, folder, report(folder), trial.verdict)
         except Exception as error:  # those of the trial's own values end the trial, not the search
             short = shortage(error)
-            named = isinstance(error, DataError) and any(key in str(error) for key in settings)
-            if short is None and not named and not isinstance(error, ConfigError | DivergenceError):
+            misfit = isinstance(error, MisfitError) and not settings.keys().isdisjoint(error.keys)
+            if short is None and not misfit and not isinstance(error, ConfigError | DivergenceError):
                 raise
             outcome = Outcome("failed", str(short or error))
         else:

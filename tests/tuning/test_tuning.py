@@ -19,7 +19,7 @@ from dialog.config import DialogConfig
 from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
 from lm.engine.events import no_report
-from lm.errors import ConfigError, DataError, Interrupted, OutOfMemory, StorageError
+from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMemory, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
@@ -199,7 +199,7 @@ def test_values_that_do_not_go_together_are_a_failed_trial(folder: Path) -> None
 
 def test_values_that_do_not_fit_the_text_are_a_failed_trial(folder: Path) -> None:
     def unfit(resolved: Any, *others: Any) -> Any:
-        raise DataError(f"a.txt: 9 tokens for optim.lr = {resolved.config.optim.lr} streams; lower optim.lr")
+        raise MisfitError(f"a.txt: too short for optim.lr = {resolved.config.optim.lr}", ["optim.lr"])
 
     def broken(*others: Any) -> Any:
         raise DataError("a.txt: damaged")
