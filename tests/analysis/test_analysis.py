@@ -96,11 +96,14 @@ def test_component_statistics_are_their_definitions(rows: int) -> None:
     prior = p.sum(2)
     assert use.usage == pytest.approx(prior.mean(0).tolist())
     assert use.prior_entropy == pytest.approx(float(-(prior * prior.log()).sum(1).mean()))
-    responsible = [row[:, y] / row[:, y].sum() for row, y in zip(p, targets, strict=True)]
-    assert result.posterior_usage == pytest.approx(torch.stack(responsible).mean(0).tolist())
+    responsible = torch.stack([row[:, y] / row[:, y].sum() for row, y in zip(p, targets, strict=True)])
+    assert result.posterior_usage == pytest.approx(responsible.mean(0).tolist())
+    assert result.posterior_entropy == pytest.approx(float(-(responsible * responsible.log()).sum(1).mean()))
     assert sum(result.posterior_usage) == pytest.approx(1)
     mean = p.mean(0)  # the joint distribution of component and word
     independent = mean.sum(1, keepdim=True) * mean.sum(0, keepdim=True)
+    own = mean / mean.sum(1, keepdim=True)
+    assert result.specialisation == pytest.approx((own * (own / mean.sum(0)).log()).sum(1).tolist())
     assert result.mutual_information == pytest.approx(float((mean * (mean / independent).log()).sum()))
     for k, preferred in enumerate(result.preferred):
         assert preferred

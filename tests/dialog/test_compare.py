@@ -74,11 +74,12 @@ def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
     assert set(p) == {"perplexity", *(f"{v}/{n}/{s}" for v in versions for n in orders for s in sides)}
 
 
-def test_the_interval_of_a_perplexity_contains_it(tmp_path: Path) -> None:
+def test_the_interval_of_a_score_contains_it(tmp_path: Path) -> None:
     row = compare([write_run(tmp_path / "a")], resamples=1000).runs[0]
-    found = row.interval["perplexity"]
-    assert found.estimate == pytest.approx(row.perplexity)
-    assert found.low < row.perplexity < found.high
+    for name, value in (("perplexity", row.perplexity), ("bleu/2/recall", row.score("bleu/2/recall"))):
+        found = row.interval[name]
+        assert found.estimate == pytest.approx(value)
+        assert found.low < value < found.high
 
 
 def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.evaluate import (
     score_responses,
 )
+from dialog.metrics.bleu import bleu_by_context, count_overlaps
 from dialog.metrics.distinct import diversity, loops, warnings
 from dialog.metrics.scores import (
     CONSTANT_ANSWERS,
@@ -207,3 +208,18 @@ def test_mismatches_that_sacrebleu_accepts_are_refused() -> None:
         score_responses([[["a"]]] * 3, [[["a"]]] * 2)
     with pytest.raises(DataError, match="not a list of tokens"):
         score_responses([["a b"]], [[["a"]]])
+
+
+@pytest.mark.parametrize(("same", "told"), [(100, 0), (101, 1)])
+def test_one_answer_for_more_than_half_is_warned_of(same: int, told: int) -> None:
+    found = diversity([*[[["yeah"]]] * same, *[[[str(n)]] for n in range(200 - same)]])
+    assert len(warnings(found, found, 200, DecodeConfig(), by_words=True)) == told
+
+
+def test_every_version_of_bleu_has_its_own_weights_and_smoothing() -> None:
+    hypotheses, references = groups(1, 20, (2,)), groups(2, 20, (3,))
+    found, overlaps = score_responses(hypotheses, references).bleu, count_overlaps(hypotheses, references)
+    assert found["bleu"] == bleu_by_context(overlaps, "nltk", "padded").summary()
+    assert found["bleu_legacy"] == bleu_by_context(overlaps, "legacy", "padded").summary()
+    assert found["bleu_short"] == bleu_by_context(overlaps, "nltk", "short").summary()
+    assert found["bleu_legacy_short"] == bleu_by_context(overlaps, "legacy", "short").summary()

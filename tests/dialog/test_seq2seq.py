@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dialog import seq2seq
 from dialog.batches import Batch, Example, collate, encode_examples, list_examples
@@ -12,6 +13,7 @@ from dialog.corpora.corpus import train_codec
 from dialog.encoders import join_context
 from dialog.seq2seq import Seq2Seq
 from dialog.utterance import Dialog, Utterance
+from lm.regularize import dropout, dropout_mask
 from lm.text.vocabulary import Codec
 
 TURNS = ("hello", "hi how are you", "fine", "it rains a lot here", "yes", "we had snow", "oh really", "bye")
@@ -225,3 +227,63 @@ def test_attention_sees_nothing_of_the_padding() -> None:
     torch.testing.assert_close(
         model.decoder.attention(hidden, noisy), model.decoder.attention(hidden, memory)
     )
+
+
+@pytest.mark.parametrize(
+    ("encoder", "sizes"), [("hierarchical", (6, 2 * 5, 6, 8)), ("flat", (6, 6, 8))], ids=str
+)
+def test_dropout_is_on_words_utterances_and_outputs(
+    encoder: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(encoder, "lstm", "dot")
+    dropped: list[tuple[int, float, bool]] = []
+
+    def watched(states: Tensor, rate: float, training: bool) -> Tensor:
+        dropped.append((states.shape[-1], rate, training))
+        return dropout(states, rate, training)
+
+    for module in ("encoders", "recurrent_decoder"):
+        monkeypatch.setattr(f"dialog.{module}.dropout", watched)
+    for training in (False, True):
+        dropped.clear()
+        model.train(training).objective(batch_of(EXAMPLES))
+        assert dropped == [(size, 0.5, training) for size in sizes]
+
+
+def test_the_tokens_of_a_response_share_a_mask_of_latent_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("hierarchical", "lstm", "none").train()
+    model.head.config = model.head.config.model_copy(update={"latent_dropout": 0.5})
+    masks: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        "lm.heads.mixer.dropout_mask",
+        lambda like, shape, rate: masks.append(tuple(shape)) or dropout_mask(like, shape, rate),
+    )
+    model.objective(batch_of(EXAMPLES))
+    assert [shape[0] for shape in masks] == [len(EXAMPLES)]
+
+
+def test_initial_weights_are_uniform_in_their_range() -> None:
+    config = DialogConfig()
+    model = Seq2Seq(config, 500)
+    for part in (model.embedding, model.encoder.context, model.decoder.bridge):
+        for parameter in part.parameters():
+            assert float(parameter.detach().abs().max()) == pytest.approx(config.model.init_range, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["dot", "additive"])
+def test_attention_is_the_published_formula(kind: str) -> None:
+    """Luong et al. 2015, sections 3.1 and 3.3; Bahdanau et al. 2015, appendix A.1.2."""
+    model = make_model("flat", "gru", kind)
+    attention, memory = model.decoder.attention, model.encode(batch_of(EXAMPLES))
+    hidden = torch.randn(len(EXAMPLES), 2, 8, dtype=torch.float64)
+    found = attention(hidden, memory)
+    for row, mask in enumerate(memory.mask):
+        states = memory.states[row, mask]
+        keys = states @ attention.key.weight.T
+        for step, query in enumerate(hidden[row]):
+            if kind == "dot":
+                scores = keys @ query
+            else:
+                scores = torch.tanh(keys + attention.query(query)) @ attention.energy.weight[0]
+            read = torch.cat((query, scores.softmax(0) @ states))
+            torch.testing.assert_close(found[row, step], torch.tanh(attention.join(read)))

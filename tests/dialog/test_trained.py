@@ -23,6 +23,7 @@ from lm.runs.check import check_run
 from lm.text.vocabulary import DIALOG, build_codec
 from tests.support.damage import forget_record
 from tests.support.signals import signal_at
+from tests.support.tiny_dialog import tiny_dialog
 
 LATER_HEADS = ("sigsoftmax", "moc", "moss")
 TALKS = {
@@ -325,3 +326,12 @@ def test_a_changed_vocabulary_is_refused(runs: dict[str, Path], tmp_path: Path) 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"not the folder of a run: it has no config\.json"):
         TrainedModel.load(tmp_path)
+
+
+def test_the_divisor_of_a_loss_is_its_tokens_without_padding(corpus: Path) -> None:
+    trained, dialogs = tiny_dialog(), load_dialogs(str(corpus))
+    task = DialogTask(trained.config, trained.codec, trained.model, dialogs, dialogs, trained.device)
+    examples = next(task.epoch(0, 0))
+    lengths = [len(task.train.items[one].response) - 1 for one in examples]
+    assert len({*lengths}) > 1
+    assert task.loss(examples).tokens == sum(lengths)

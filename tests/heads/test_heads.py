@@ -281,3 +281,9 @@ def test_a_head_in_float64_has_exact_products(kind: str, smoothing: float) -> No
         hidden, targets, _ = example()
         losses.append(head.objective(hidden.requires_grad_(), targets)[0].item())
     assert losses[0] == losses[1]
+
+
+def test_initial_rows_are_uniform_in_a_tenth() -> None:
+    rows = Head(HeadConfig(tied=False), 40, 500).weight.detach()
+    assert float(rows.abs().max()) == pytest.approx(0.1, rel=0.01)
+    assert float(rows.std()) == pytest.approx(0.1 / 3**0.5, rel=0.02)

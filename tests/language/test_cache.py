@@ -15,6 +15,7 @@ from lm.errors import ConfigError, DivergenceError, Interrupted
 from lm.language.adaptation import Adaptation, DynamicSetting, Statistics, gather
 from lm.language.cache import SHARES, THETAS, CacheScores, CacheSetting, cache_scores, search_cache
 from lm.language.corpora.corpus import load_split
+from lm.language.refinements import search_temperature
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run
@@ -256,3 +257,11 @@ def test_a_rate_at_which_adapting_diverges_is_named_also_with_a_cache(
 def test_a_bad_setting_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--cache"):
         CacheSetting.parse(text)
+
+
+def test_a_search_reads_the_beginning_of_the_validation_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.language.scoring.SEARCHED", 30)
+    run = TrainedLm.load(write_run(tmp_path / "run"))
+    assert search_temperature(run).searched_tokens == 30

@@ -345,3 +345,15 @@ def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch
     assert search is not None
     assert search.searched[0].nll == pytest.approx(found.nll, rel=1e-12)
     assert result.static.tokens == scored + 1
+
+
+def test_sums_of_probabilities_are_tested_while_the_model_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.language.adaptation._CHECKED", 2)
+    trained = tiny_lm()
+    adapted = Adaptation(trained, statistics_of(trained), DynamicSetting(0, 0))
+    assert len(adapted.nll(ids_of(trained, 40))) == 40
+    head = trained.model.head
+    honest = head.log_probs
+    monkeypatch.setattr(head, "log_probs", lambda *given: honest(*given) + 0.1)
+    with pytest.raises(DivergenceError, match="probabilities sum to"):
+        adapted.nll(ids_of(trained, 40))

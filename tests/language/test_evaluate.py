@@ -444,3 +444,21 @@ def test_lines_are_scored_after_the_lines_before_them(tmp_path: Path, independen
     for row in rows:
         assert row.nll == pytest.approx(-np.mean(row.log_probs))
         assert row.perplexity == pytest.approx(math.exp(row.nll))
+
+
+def test_an_ensemble_has_the_parameters_of_all_its_models(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", kind="mos", components=2)]
+    one, two = (evaluate(run).subject.parameters for run in runs)
+    assert one != two
+    assert evaluate(runs[0], others=runs[1:]).subject.parameters == one + two
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.49, False), (0.51, True)])
+def test_above_half_the_perplexity_of_guessing_is_near_it(
+    share: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+    words = len(TrainedLm.load(run).codec.vocabulary)
+    nll = math.log(share * words)
+    monkeypatch.setattr("lm.language.evaluate.token_nll", lambda *given, ids, **more: np.full(len(ids), nll))
+    assert evaluate(run).near_guessing == told

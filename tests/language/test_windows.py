@@ -120,6 +120,18 @@ def test_lengths_have_the_published_distribution() -> None:
     assert [span.scale for span in spans] == pytest.approx((lengths / 70).tolist())
 
 
+def test_no_window_is_shorter_than_the_shortest() -> None:
+    config = WindowConfig(length=6, spread=5.0, shortest=4)
+    spans = list(Streams([np.zeros(3000)], 1, EOS).spans(config, np.random.default_rng(0)))[:-1]
+    assert min(span.stop - span.start for span in spans) == 4
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_one_row_is_read_but_not_predicted_in_the_papers_layout(paper: bool) -> None:
+    assert Streams([np.arange(5)], 5, EOS, paper=paper).empty == paper
+    assert not Streams([np.arange(10)], 5, EOS, paper=paper).empty
+
+
 def test_files_come_in_another_order_each_pass() -> None:
     text = [np.full(40, file) for file in range(6)]
     streams = Streams(text, 2, EOS)

@@ -232,6 +232,13 @@ def test_the_verdict_says_who_is_better_by_how_much_and_if_that_is_noise(
     assert told.clear == clear
 
 
+@pytest.mark.parametrize(("p", "clear"), [(0.049, True), (0.051, False)])
+def test_a_difference_is_clear_below_five_percent(p: float, clear: bool) -> None:
+    told = judgement(compared(50.0, 60.0, p=p), {name: name for name in "abc"}, "conversations")
+    assert told.clear == clear
+    assert reading(p, -0.1, lower_is_better=True) == ("better" if clear else "no clear difference")
+
+
 def test_few_units_and_several_tests_are_said() -> None:
     told = judgement(compared(50.0, 60.0, 70.0, units=12), {name: name for name in "abc"}, "conversations")
     assert any("P-values of only 12 conversations say little" in line for line in told.sentences)

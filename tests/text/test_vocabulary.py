@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError, StorageError
+from lm.measures import more_unknown
 from lm.text.tokenizers import PLAIN, Char, Tokenizer, WordPunct
 from lm.text.vocabulary import (
     BOS,
@@ -359,3 +360,10 @@ def test_a_text_of_which_over_half_is_unknown_is_refused() -> None:
     require_known(0.5, "a.txt")
     with pytest.raises(DataError, match=r"a\.txt: 51% of its tokens are unknown to the run"):
         require_known(0.51, "a.txt")
+
+
+@pytest.mark.parametrize(("share", "own"), [(0.034, None), (0.036, 0.01)])
+def test_unknown_words_are_many_above_one_and_a_half_times_the_own_share(
+    share: float, own: float | None
+) -> None:
+    assert more_unknown(share, lambda: 0.01) == own

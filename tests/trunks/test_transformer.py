@@ -230,6 +230,18 @@ def test_initial_outputs_and_branches_have_unit_scale() -> None:
     assert float(outputs.detach().square().mean()) == pytest.approx(1, abs=0.01)
 
 
+def test_initial_matrices_have_the_scale_of_their_inputs_and_depth() -> None:
+    torch.manual_seed(1)
+    trunk = TransformerTrunk(TransformerConfig(heads=2), (64, 64, 64, 64), 5)
+    for block in trunk.stack.blocks:
+        assert isinstance(block, Block)
+        for branch in (block.attention, block.feedforward):
+            for matrix in branch.children():
+                assert isinstance(matrix, torch.nn.Linear)
+                inputs = matrix.in_features * (6 if matrix is branch.last else 1)  # two branches of 3 blocks
+                assert float(matrix.weight.detach().std()) == pytest.approx(inputs**-0.5, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("heads", "size", "fits"), [(4, 16, True), (4, 12, False), (3, 12, True), (1, 3, False)]
 )
