@@ -239,13 +239,15 @@ def test_a_run_is_reproducible_and_resumes_exactly(corpus: Path, tmp_path: Path)
     def state(name: str) -> object:
         return check_run(tmp_path / name).state_sha256
 
-    config = settings(corpus, "moss", 40)
+    often = "train.validate_every=10"
+    config = settings(corpus, "moss", 40, often)
     train(config, tmp_path / "whole", no_report)
-    train(settings(corpus, "moss", 13), tmp_path / "halves", no_report)
+    train(settings(corpus, "moss", 13, often), tmp_path / "halves", no_report)
     train(config, tmp_path / "halves", no_report)
-    train(settings(corpus, "moss", 40, "train.seed=2"), tmp_path / "other", no_report)
+    train(settings(corpus, "moss", 40, often, "train.seed=2"), tmp_path / "other", no_report)
     whole, halves = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "halves"))
     assert state("whole") != state("other")
+    assert whole.count(b"perplexity") == 4
     assert [line for line in halves.splitlines() if b'"step": 13' not in line] == whole.splitlines()
 
 

@@ -131,7 +131,7 @@ def test_a_kill_at_any_batch_or_validation_changes_nothing(folder: Path) -> None
 
 
 def test_a_kill_at_any_change_on_disk_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"max_steps": 3, "checkpoint_every": 1, "validate_every": 1, "log_every": 1, "keep_last": 1}
+    settings = {"max_steps": 2, "checkpoint_every": 1, "validate_every": 1, "log_every": 1, "keep_last": 1}
     expected = reference(folder, settings)
     changes, deadline = 0, -1
 
@@ -158,7 +158,7 @@ def test_a_kill_at_any_change_on_disk_changes_nothing(folder: Path, monkeypatch:
                 deadline = -1
         train(path, settings)
         assert outcome(path) == expected, number
-    assert number > 50
+    assert number > 40
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])

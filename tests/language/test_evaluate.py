@@ -207,7 +207,7 @@ def test_every_dropout_is_on_in_mc_passes(rate: str) -> None:
 
 
 def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", **MIXTURE)
+    run = write_run(tmp_path / "run", lines=(120, 10, 15), **MIXTURE)
     told: list[tuple[int, int]] = []
     result = evaluate(run, wanted=Refinements(True, 2, 0.8), progress=lambda *at: told.append(at))
     trained = TrainedLm.load(run)
@@ -342,7 +342,7 @@ def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> Non
 
 
 def test_the_temperature_of_mc_passes_is_the_best_of_those_tried(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", **MIXTURE)
+    run = write_run(tmp_path / "run", lines=(120, 10, 15), **MIXTURE)
     trained = TrainedLm.load(run)
     sampler = with_dropout(trained.model, 0.8)
     ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()

@@ -147,7 +147,7 @@ def test_bad_options_are_refused() -> None:
         "top_p": (0.0, 1.1), "seed": (-1,), "count": (0,), "temperature_on": ("nothing",),
     }.items():  # fmt: skip
         for value in values:
-            with pytest.raises(ConfigError, match="--"):
+            with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} "):
                 replace(good, **{name: value})
 
 

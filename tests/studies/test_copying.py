@@ -21,7 +21,7 @@ from lm.language.corpora.corpus import load_codec, load_split
 from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.corpora.sources import ReadOptions, locate
 from lm.steps import no_progress
-from lm.studies.copying import POINTS, RESULT, Copier, CopyOptions, copying, train_point
+from lm.studies.copying import CLIP, POINTS, RESULT, Copier, CopyOptions, copying, train_point
 from lm.studies.copying_data import BATCH, HELD_OUT, _sequences, read_corpora
 from lm.studies.copying_figure import copying_tables, draw_copying
 from lm.studies.sweep import Sweep
@@ -88,8 +88,12 @@ def test_short_sequences_are_learned_and_nothing_is_known_at_first(tmp_path: Pat
     assert row["exact"] < 0.3
 
 
-def test_training_is_adam_without_momentum_on_a_cosine_with_summed_losses_clipped_at_ten() -> None:
+@pytest.mark.parametrize("clip", [CLIP, 0.3])
+def test_training_is_adam_without_momentum_on_a_cosine_with_summed_losses_clipped(
+    clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trained model against the same by torch's own optimizer, step by step."""
+    monkeypatch.setattr("lm.studies.copying.CLIP", clip)
     options = replace(TINY, steps=4, lrs=(0.02,))
     point = train_point(options, 3, 3, "lstm", 0.02)
 
@@ -98,19 +102,21 @@ def test_training_is_adam_without_momentum_on_a_cosine_with_summed_losses_clippe
     torch.manual_seed(3)
     model = Copier(options.cell("lstm"), options.vocab, options.embedding_size, options.hidden_sizes["lstm"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, betas=(0.0, 0.999), eps=1e-8)
+    norms: list[float] = []
     for step in range(4):
         states, targets = model(torch.randint(options.vocab, (3, BATCH), generator=random))
         log_probs = model.head.log_probs(states)
         summed = -log_probs.gather(2, targets[..., None]).sum() / BATCH
         optimizer.zero_grad()
         summed.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad /= 4  # the mean over the tokens of a sequence
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * (1 + math.cos(math.pi * step / 4))
         optimizer.step()
+    assert (max(norms) > clip) == (clip < CLIP)
     for name, tokens in (("valid_nll", valid), ("test_nll", test)):
         with torch.no_grad():
             states, targets = model(tokens)
