@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dialog.config import DialogConfig
-from dialog.decoding.config import require_choice
-from lm.config.load import Resolved, keys_of, override
+from dialog.config import DialogConfig, with_decoding
+from lm.config.load import Resolved
 from lm.console.app import log_line, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
 from lm.errors import require
@@ -27,12 +26,7 @@ def decoding_of(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogCo
     """The config of a run with decoding overrides of the command line. ConfigError for bad ones."""
     from lm.runs.inputs import config_of
 
-    resolved = config_of(run, DialogConfig)
-    asked = override(resolved, overrides or (), DialogConfig, sections=("decode",))
-    measured = asked.config.decode.products != "auto" or resolved.config.decode.products == "auto"
-    require(measured, "--set decode.products=auto: only a training measures it; choose float32 or bfloat16")
-    require_choice(asked.config.decode, keys_of(overrides or ()))
-    return asked
+    return with_decoding(config_of(run, DialogConfig), overrides or ())
 
 
 def chat(

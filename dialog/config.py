@@ -1,15 +1,16 @@
 """Schema of a dialog run's config, free of torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dialog.decoding.config import DecodeConfig, require_choice
 from lm.cells.config import CellKind, CellSettings
-from lm.config.load import require_read
+from lm.config.load import Resolved, keys_of, override, require_read
 from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.errors import require
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import TransformerConfig
@@ -272,6 +273,15 @@ class DialogConfig(Section):
             if part.kind == "transformer" and (misfit := self.transformer.misfit(size)):
                 raise ValueError(f"the size of the {name}, {misfit}")
         return self
+
+
+def with_decoding(resolved: Resolved[DialogConfig], overrides: Sequence[str]) -> Resolved[DialogConfig]:
+    """A config after overrides of decoding. ConfigError for bad ones, and a selection without a choice."""
+    asked = override(resolved, overrides, DialogConfig, sections=("decode",))
+    measured = asked.config.decode.products != "auto" or resolved.config.decode.products == "auto"
+    require(measured, "--set decode.products=auto: only a training measures it; choose float32 or bfloat16")
+    require_choice(asked.config.decode, keys_of(overrides))
+    return asked
 
 
 def require_decode_read(before: DecodeConfig, after: DecodeConfig, key: str, where: str) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dialog.batches import Example, list_examples
-from dialog.config import DataConfig, DialogConfig
+from dialog.config import DataConfig, DialogConfig, with_decoding
 from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.own_data import in_run
-from dialog.decoding.config import DecodeConfig, require_choice
+from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.details import evaluation_details
 from dialog.evaluation_names import evaluation_name, setting_name
@@ -25,7 +25,7 @@ from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_r
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
 from dialog.trained import TargetScore, TrainedModel
 from dialog.utterance import Dialog
-from lm.config.load import Resolved, keys_of, override, require_effect
+from lm.config.load import Resolved, require_effect
 from lm.config.named_data import split_of_run
 from lm.disk.regular import open_regular
 from lm.disk.storage import canonical_json, write_atomic
@@ -167,9 +167,8 @@ def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[s
 
 def _overridden(config: DialogConfig, overrides: Sequence[str]) -> DecodeConfig:
     """Settings of decoding after overrides. ConfigError for bad ones, and for those without effect."""
-    changed = override(Resolved(config, {}), overrides, DialogConfig, sections=("decode",)).config
+    changed = with_decoding(Resolved(config, {}), overrides).config
     require_effect(changed, overrides)
-    require_choice(changed.decode, keys_of(overrides))
     return changed.decode
 
 
