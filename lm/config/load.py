@@ -120,7 +120,7 @@ def override(
     ``place`` names the origin of the overrides in messages. Raises ConfigError like ``load_config``, and for
     keys of other sections.
     """
-    changes = _override_settings(overrides, schema, place)
+    changes = _override_settings(overrides, schema, place, sections)
     for key in changes:
         if key.split(".")[0] not in sections:
             allowed = ", ".join(f"{section}.*" for section in sections)
@@ -140,11 +140,13 @@ def with_settings(resolved: Resolved[C], changes: Settings, schema: type[C]) -> 
     return Resolved(merged.config, resolved.provenance | {key: new.where for key, new in changes.items()})
 
 
-def require_key(key: str, schema: type[BaseModel], where: str) -> FieldInfo:
-    """The field of a dotted key. ConfigError with the nearest valid name if there is none."""
+def require_key(
+    key: str, schema: type[BaseModel], where: str, sections: Collection[str] | None = None
+) -> FieldInfo:
+    """The field of a dotted key. ConfigError if there is none, with the nearest name in the ``sections``."""
     keys = known_keys(schema)
     if key not in keys:
-        raise ConfigError(f"{where}: {unknown(key, schema, is_table=False)}")
+        raise ConfigError(f"{where}: {unknown(key, schema, is_table=False, sections=sections)}")
     return keys[key]
 
 
@@ -264,7 +266,10 @@ def _flatten(
 
 
 def _override_settings(
-    overrides: Sequence[str], schema: type[BaseModel], place: str = COMMAND_LINE
+    overrides: Sequence[str],
+    schema: type[BaseModel],
+    place: str = COMMAND_LINE,
+    sections: Collection[str] | None = None,
 ) -> Settings:
     """Parse ``section.key=value`` texts; a value is TOML, or a string if that fails or the key needs one."""
     settings = Settings()
@@ -276,7 +281,7 @@ def _override_settings(
             )
         if not equals:
             raise ConfigError(f"{place} {text}: give a key and a value, as in {place} KEY=VALUE")
-        field = require_key(key, schema, place)
+        field = require_key(key, schema, place, sections)
         settings[key] = Setting(_value(value, field), place)
     return settings
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -23,9 +23,14 @@ WORDING = {  # pydantic's wording of expectations, and ours
 }
 
 
-def unknown(name: str, schema: type[BaseModel], *, is_table: bool) -> str:
-    """The message for an unknown key or table."""
+def unknown(
+    name: str, schema: type[BaseModel], *, is_table: bool, sections: Collection[str] | None = None
+) -> str:
+    """The message for an unknown key or table. It suggests names of the ``sections``; None: of all."""
     keys, tables = known_keys(schema), known_tables(schema)
+    if sections is not None:
+        keys = {key: field for key, field in keys.items() if key.partition(".")[0] in sections}
+        tables = tuple(table for table in tables if table.partition(".")[0] in sections)
     if not name:
         return "a key is missing before =; write it as in train.seed=2"
     if name in tables:

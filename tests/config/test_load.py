@@ -8,7 +8,15 @@ from typing import get_args
 import pytest
 
 from dialog.config import DialogConfig
-from lm.config.load import load_config, override, read_config, require_effect, save_config, with_settings
+from lm.config.load import (
+    Resolved,
+    load_config,
+    override,
+    read_config,
+    require_effect,
+    save_config,
+    with_settings,
+)
 from lm.config.presets import preset_names
 from lm.config.section import Section
 from lm.config.settings import Setting
@@ -139,6 +147,19 @@ def test_override_of_a_saved_config_is_limited_to_sections(tmp_path: Path) -> No
     assert changed.provenance["decode.nbest"] == "--set"
     with pytest.raises(ConfigError, match=r"--set model.dropout: .*only decode\.\*"):
         override(resolved, ["model.dropout=0.5"], DialogConfig, sections=("decode",))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("decode.lr=1", r"unknown key decode\.lr; \[decode\] has method, beam, "),
+        ("lr=1", "unknown key lr; tables are decode$"),
+        ("model.beam=1", r"unknown key model\.beam; did you mean decode\.beam\?$"),
+    ],
+)
+def test_only_keys_that_can_be_changed_are_suggested(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        override(Resolved(DialogConfig(), {}), [text], DialogConfig, sections=("decode",))
 
 
 @pytest.mark.parametrize(
