@@ -4,7 +4,7 @@ from datetime import timedelta
 
 DETECTED = {
     "zhao": "JSONL of Zhao et al. (2017): utts with speaker, text, features",
-    "dialogs": "JSONL: list of utterances, with or without speakers",
+    "dialogs": "JSONL: list of utterances, or a script of lines `A: text`",
     "turns": "JSONL: dialog, speaker, text, one utterance per line",
     "messages": "JSONL: messages with role and content (OpenAI)",
     "pairs": "JSONL: question and answer, prompt and completion …",

@@ -13,6 +13,7 @@ from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
 from dialog.corpora.readers import PREFIX, TSV_COLUMNS
+from dialog.corpora.scripts import script
 from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
@@ -64,6 +65,11 @@ class FirstLines:
         return [key for key, found in self._first_object.items() if not isinstance(found, list)]
 
     @property
+    def script(self) -> bool:
+        """True if the first JSON object has a script under the name of a list."""
+        return any(is_list_name(key) and script(found) for key, found in self._first_object.items())
+
+    @property
     def is_turn(self) -> bool:
         """True if the first JSON object is an utterance by its own keys, not those of objects in it."""
         listed = self._first_object.keys() - {*self.single}
@@ -95,8 +101,11 @@ def _keys(*keys: str) -> Callable[[FirstLines], bool]:
 
 
 def _dialogs(head: FirstLines) -> bool:
-    """True for a list of utterances. One beside a turn or a pair counts only if it is called so."""
-    named = any(map(is_list_name, head.lists))
+    """True for a list of utterances or a script.
+
+    A list that is not called utterances, or a script, beside a turn or a pair does not count.
+    """
+    named = any(map(is_list_name, head.lists)) or head.script
     return "utterances" in head.lists or (named and not (is_named(head.single) or pair_of(head.single)))
 
 

@@ -1,16 +1,18 @@
 """Dialogs of JSON objects and of rows of tables that hold their utterances as a list.
 
 The items of the list are strings, or objects such as ``{"speaker": "A", "text": "hello"}`` or OpenAI's
-``{"role": "user", "content": "hello"}``, with the common names of columns.
+``{"role": "user", "content": "hello"}``, with the common names of columns. Instead of a list there may be a
+script, ``"A: hello\\nB: hi"``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from dialog.corpora.columns import ReadOptions, list_name, usual_keys
+from dialog.corpora.columns import ReadOptions, is_list_name, list_name, usual_keys
 from dialog.corpora.formats import PAGE
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
+from dialog.corpora.scripts import script, spoken_items
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
@@ -26,6 +28,7 @@ def _object_dialog(
     Lists of speakers and acts are read beside a list of texts only. Other values have any meaning, except an
     id and a topic.
     """
+    value = {key: (is_list_name(key) and script(found)) or found for key, found in value.items()}
     key = list_name(value, first)
     if key is None:
         remedy = f'give every object one list, as in {{"{first[0]}": […]}}'
@@ -54,9 +57,10 @@ def listed_dialog(
     id: Any = UNNAMED,
     topic: Any = "",
 ) -> Dialog | None:
-    """Dialog from the list of a row's text column. Without speakers, A and B alternate.
+    """Dialog from the list of a row's text column.
 
-    The columns of speakers and acts may have lists as long as that of the texts. Returns None, and logs it,
+    Without speakers, A and B alternate, unless all texts begin with their speaker, as in ``A: hello``. The
+    columns of speakers and acts may have lists as long as that of the texts. Returns None, and logs it,
     if they are of another length or if fewer than two utterances remain.
     """
     length = len(row[options.text_column])
@@ -70,8 +74,10 @@ def listed_dialog(
 def _turns(
     name: str, line: int, row: Mapping[str, Any], options: ReadOptions, log: InputLog
 ) -> Iterator[RawUtterance]:
-    items = row[options.text_column]
     speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
+    items: Sequence[Any] = row[options.text_column]
+    if not isinstance(speakers, list):
+        items = spoken_items(items)
     columns = (options.speaker_column, options.text_column, options.act_column)
     named = any(isinstance(item, dict) and _item_keys(tuple(item), *columns).speaker for item in items)
     for index, item in enumerate(items):

@@ -21,6 +21,7 @@ from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
+from dialog.corpora.scripts import script, script_columns
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES
 from lm.disk.regular import open_regular
@@ -48,7 +49,7 @@ def read_csv(lines: Iterable[NumberedLine], name: str, options: ReadOptions, log
         return []
     if is_ranking(header):
         return ranking_dialogs(chain([(start, header)], rows), name, log)  # a ranking may lack a header
-    named = _named_rows(rows, name, header, log)
+    named = _named_rows(rows, name, header, script_columns(header, options), log)
     return _read_rows(named, name, Path(name).stem, options, log, header)
 
 
@@ -96,11 +97,13 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
 
 
 def _named_rows(
-    rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], log: InputLog
+    rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], scripts: list[str], log: InputLog
 ) -> Iterator[tuple[int, ParquetRow]]:
+    """Rows with their line numbers. Lines are kept in the columns ``scripts``, and joined in others."""
     for line, fields in rows:
         if len(fields) == len(header):
-            yield line, dict(zip(header, map(join_lines, fields), strict=True))
+            named = zip(header, fields, strict=True)
+            yield line, {column: text if column in scripts else join_lines(text) for column, text in named}
         else:
             expected = f"expected {len(header)}; put texts with a delimiter in quotes"
             log.bad(name, line, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
@@ -174,7 +177,10 @@ def _read_rows(
     log: InputLog,
     columns: Sequence[str],
 ) -> list[Dialog]:
-    """Dialogs of a table. If the first row's text is a list, each row is a dialog, otherwise an utterance."""
+    """Dialogs of a table. Each row is a dialog if the first one's text is a list or a script.
+
+    Otherwise each is an utterance.
+    """
     numbered = iter(rows)
     first = next(numbered, None)
     sample = first[1] if first else {column: [] for column in columns}
@@ -182,14 +188,21 @@ def _read_rows(
         pairs = chain([first] if first else [], numbered)
         made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in pairs)
         return collect(made, name, log)
+    scripts = [column for column in script_columns(columns, options) if script(sample[column])]
+    sample = _with_lists(sample, scripts)
     options = find_columns(name, sample, options)
     if first is None:
         return []
-    rest = chain([first], numbered)
+    rest = ((number, _with_lists(row, scripts)) for number, row in chain([first], numbered))
     if isinstance(sample[options.text_column], list):
         whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
         return distinct(whole, name, log)
     return group_turns(_turns(rest, options), name, log)
+
+
+def _with_lists(row: ParquetRow, scripts: Sequence[str]) -> ParquetRow:
+    """A row with the list of utterances of each script."""
+    return row | {column: script(row[column]) or row[column] for column in scripts}
 
 
 def _turns(
@@ -208,7 +221,10 @@ def _whole_dialog(
 ) -> Dialog | None:
     """Dialog from a row of lists."""
     if not isinstance(row[options.text_column], list):
-        log.bad(name, number, "text is not a list, unlike the first row's", "correct the row")
+        problem = (
+            f"{options.text_column} has no list of utterances, and no lines `A: text`, unlike the first row's"
+        )
+        log.bad(name, number, problem, "correct the row")
         return None
     id = row.get(options.dialog_column) if options.dialog_column != options.text_column else None
     return listed_dialog(name, number, row, options, log, f"{stem}:{number - 1}" if id is None else id)

@@ -88,6 +88,38 @@ def test_lists_of_utterances_have_any_of_the_known_names(
         assert (dialogs[0].id, said(dialogs)) == (id, [expected])
 
 
+@pytest.mark.parametrize(
+    ("key", "found", "expected"),
+    [
+        ("dialogue", "Tom: hi\r\nLea: 'tis so: hello\r\n", ["Tom: hi", "Lea: 'tis so: hello"]),
+        (
+            "conversation",
+            "#Person1#: hi\n\n and you?\n#Person2#: ok",
+            ["#Person1#: hi and you?", "#Person2#: ok"],
+        ),
+        ("dialog", ["Tom: hi", "Lea: hello"], ["Tom: hi", "Lea: hello"]),
+        ("dialog", ["Tom: hi", "hello"], ["A: Tom: hi", "B: hello"]),
+        ("utterances", ["小明：你好", "小红：你好"], ["小明: 你好", "小红: 你好"]),
+    ],
+)
+def test_texts_may_begin_with_their_speakers(
+    key: str, found: object, expected: list[str], tmp_path: Path
+) -> None:
+    value = {"id": "7", key: found, "summary": "Note: they greet.\nTom: first"}
+    for text in (json.dumps(value), json.dumps([value], indent=1)):
+        source = write(tmp_path, "x.json", text)
+        assert detect_format(Path(source), InputLog()) == "dialogs"
+        dialogs, _ = read(source)
+        assert (dialogs[0].id, said(dialogs)) == ("7", [expected])
+
+
+def test_texts_beside_a_list_of_speakers_keep_what_they_begin_with(tmp_path: Path) -> None:
+    value = {"dialog": ["Note: hi", "Look: there"], "speaker": ["Tom", "Lea"]}
+    assert said(read(write(tmp_path, "x.jsonl", json.dumps(value)))[0]) == [
+        ["Tom: Note: hi", "Lea: Look: there"]
+    ]
+
+
 CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
 SHARED = [{"from": "user", "value": "hi"}, {"from": "bot", "value": "hello"}]
 SPOKEN = [{"speaker": "user", "text": "hi"}, {"speaker": "bot", "text": "hello"}]

@@ -149,6 +149,40 @@ def test_a_ranking_gives_its_true_responses(tmp_path: Path) -> None:
         assert [piece.reason for piece in log.dropped] == ["response with label 0"]
 
 
+SCRIPT = "Tom: hi\nare you there?\nLea: hello"
+
+
+@pytest.mark.parametrize(
+    ("column", "options"), [("dialogue", {}), ("transcript", {"text_column": "transcript"})]
+)
+def test_a_column_may_have_the_script_of_a_dialog(
+    column: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    rows = [
+        {"id": "9", column: SCRIPT, "summary": "Tom: a\nLea: b"},
+        {"id": "10", column: SCRIPT, "summary": ""},
+    ]
+    with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    for name in ("x.csv", "x.parquet"):
+        dialogs, _ = read(str(tmp_path / name), **options)
+        assert said(dialogs) == [["Tom: hi are you there?", "Lea: hello"]] * 2
+        assert len({dialog.id for dialog in dialogs}) == 2
+
+
+def test_a_row_without_its_script_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", f'no,dialogue\n1,"{SCRIPT}"\n2,nothing\n')
+    assert "x.csv:5: dialogue has no list of utterances, and no lines `A: text`" in refusal(source)
+
+
+def test_a_text_beside_a_speaker_is_no_script(tmp_path: Path) -> None:
+    content = f'dialog,speaker,text\n1,A,"{SCRIPT}"\n1,B,yes\n'
+    assert said(read(write(tmp_path, "x.csv", content))[0]) == [[f"A: {' '.join(SCRIPT.split())}", "B: yes"]]
+
+
 def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
     datasets.disable_progress_bars()
     for rows, expected in (
