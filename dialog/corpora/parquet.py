@@ -21,6 +21,7 @@ from dialog.corpora.json_texts import pair_dialog, pair_of
 from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
+from dialog.corpora.replies import link_of
 from dialog.corpora.scripts import script, script_columns
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES
@@ -212,7 +213,7 @@ def _turns(
         act = row.get(options.act_column)
         yield (
             row[options.dialog_column],
-            RawUtterance(number, row[options.speaker_column], row[options.text_column], act),
+            RawUtterance(number, row[options.speaker_column], row[options.text_column], act, link_of(row)),
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dialog.corpora.columns import KINDS, usual_keys
 from dialog.corpora.json_items import parse_objects
+from dialog.corpora.replies import UNLINKED, ReplyLink, in_reply_order, link_of
 from dialog.utterance import Dialog, Utterance
 from lm.text.lines import InputLog, NumberedLine, skipped
 
@@ -37,6 +38,7 @@ class RawUtterance(NamedTuple):
     speaker: Any
     text: Any
     act: Any = ""
+    link: ReplyLink = UNLINKED
 
 
 def _string(value: Any, what: str) -> str:
@@ -194,7 +196,10 @@ ZHAO = ObjectReader(("utts",), _zhao_dialog)
 
 
 def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: InputLog) -> list[Dialog]:
-    """Group turns into dialogs by key. The turns of a dialog need not be adjacent."""
+    """Group turns into dialogs by key. The turns of a dialog need not be adjacent.
+
+    A turn that names the one that it answers follows it.
+    """
     grouped: dict[str, list[RawUtterance]] = {}
     for key, turn in turns:
         try:
@@ -204,7 +209,10 @@ def group_turns(turns: Iterable[tuple[Any, RawUtterance]], name: str, log: Input
             log.bad(name, turn.line, reason, "correct the turn", excerpt=repr(value))
             continue
         grouped.setdefault(id, []).append(turn)
-    made = (make_dialog(name, turns[0].line, id, "", turns, log) for id, turns in grouped.items())
+    made = (
+        make_dialog(name, turns[0].line, id, "", in_reply_order(turns, [turn.link for turn in turns]), log)
+        for id, turns in grouped.items()
+    )
     return [dialog for dialog in made if dialog is not None]
 
 
@@ -216,8 +224,8 @@ def read_turns(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[
 
     def turns() -> Iterable[tuple[Any, RawUtterance]]:
         for line, value in parse_objects(lines, name, log, KINDS):
-            dialog, *others = (value[key] if key else None for key in usual_keys(tuple(value)))
-            yield dialog, RawUtterance(line, *others)
+            dialog, speaker, text, act = (value[key] if key else None for key in usual_keys(tuple(value)))
+            yield dialog, RawUtterance(line, speaker, text, act, link_of(value))
 
     return group_turns(turns(), name, log)
 

@@ -337,3 +337,24 @@ def test_two_speakers_of_one_name_in_telegram_stay_two(tmp_path: Path) -> None:
         message |= {"from": name, "from_id": id}
     dialogs, _ = read(write(tmp_path, "result.json", json.dumps(chat)))
     assert said(dialogs) == [["Alex (user1): hi", "Alex (user2): hello", "Bob: so"]]
+
+
+def test_a_reply_follows_what_it_answers(tmp_path: Path) -> None:
+    """ConvoKit's corpus of films has the last line of a conversation first."""
+    answered = {"L3": "L2", "L2": "L1", "L1": None, "L4": "L1", "L9": "L9", "L8": "L7", "L7": "L8"}
+    for order, expected in (
+        (("L3", "L2", "L1"), ["L1", "L2", "L3"]),
+        (("L2", "L4", "L1", "L3"), ["L1", "L2", "L3", "L4"]),
+        (("L1", "L4", "L2", "L3"), ["L1", "L4", "L2", "L3"]),  # as it was said, in two branches
+        (("L2", "L1", "L8", "L9", "L7"), ["L1", "L2", "L9", "L8", "L7"]),  # a circle, and a reply to itself
+        (("L3", "L4"), ["L3", "L4"]),  # what they answer is elsewhere
+    ):
+        rows = [
+            {"id": id, "conversation_id": "c", "speaker": id, "text": "x", "reply-to": answered[id]}
+            for id in order
+        ]
+        source = write(tmp_path, "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        dialogs, _ = read(source)
+        assert [utterance.speaker for utterance in dialogs[0].utterances] == expected
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+        assert read(str(tmp_path / "x.parquet"))[0] == dialogs
