@@ -21,7 +21,7 @@ _USUAL = {
     "act": "act dialogact dialogueact",
 }
 _LISTS = ("dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages")
-_ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
+_ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id", "idx")}
 _LONGEST = 4096  # characters of a header from which the dialect is detected
 KINDS = ("dialog", "speaker", "text")
 DELIMITERS = ",;\t|"

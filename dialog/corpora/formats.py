@@ -9,6 +9,7 @@ DETECTED = {
     "messages": "JSONL: messages with role and content (OpenAI)",
     "pairs": "JSONL: question and answer, prompt and completion …",
     "telegram": "result.json of Telegram Desktop",
+    "discord": "JSON of DiscordChatExporter",
     "whatsapp": "export of a WhatsApp chat, Android or iOS",
     "irc": "log of an IRC channel",
     "srt": "subtitles",
@@ -33,7 +34,7 @@ SCENE = timedelta(seconds=15)  # a longer time between the starts of two subtitl
 _BEGINNINGS = {  # of a dialog; formats that are resolved before, as auto, have none
     **dict.fromkeys(("zhao", "dialogs", "messages", "pairs", "pickle"), "each object is a dialog"),
     **dict.fromkeys(
-        ("telegram", "whatsapp", "irc"),
+        ("telegram", "discord", "whatsapp", "irc"),
         f"a pause of over {PAUSE // timedelta(hours=1)} hours begins a dialog",
     ),
     "srt": f"a pause of over {SCENE // timedelta(seconds=1)} seconds begins a dialog",

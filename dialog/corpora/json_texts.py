@@ -1,11 +1,12 @@
-"""Readers of question-answer pairs, also in tables, and of Telegram exports."""
+"""Readers of question-answer pairs, also in tables, and of exports of Telegram and Discord."""
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from dialog.corpora.json_items import items_of, whole_text
 from dialog.corpora.listed import content_text
@@ -60,12 +61,53 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
 QUESTIONS = ObjectReader((), pair_dialog)  # {"question": "…", "answer": "…"}, keys as in PAIRS
 
 
+class _Sent(NamedTuple):
+    """Fields of a message of an export."""
+
+    time: Any
+    speaker: Any
+    id: Any
+    text: Any
+    notice: str = ""  # what it is instead of a message that was typed
+
+
 def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
     """Read ``result.json`` of Telegram Desktop, with one chat or all chats.
 
     Service messages and messages without text are dropped. A pause of over six hours begins a new dialog.
     The speakers of a shared name have their ids after it.
     """
+    return _read_export(lines, name, log, _telegram)
+
+
+def read_discord(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
+    """Read the JSON of DiscordChatExporter, a channel in any order of time, as :func:`read_telegram` does."""
+    return _read_export(lines, name, log, _discord)
+
+
+def _telegram(item: Mapping[str, Any]) -> _Sent:
+    notice = str(item.get("action") or item.get("media_type") or "media")
+    typed = item.get("type", "message") == "message"
+    text = join_lines(content_text(item.get("text"), ""))
+    return _Sent(
+        item.get("date"), item.get("from"), item.get("from_id"), text, "" if typed and text else notice
+    )
+
+
+def _discord(item: Mapping[str, Any]) -> _Sent:
+    kind, text = str(item.get("type")), join_lines(item.get("content"))
+    author = item.get("author")
+    known: Mapping[str, Any] = author if isinstance(author, dict) else {}
+    typed = kind in ("Default", "Reply")
+    return _Sent(
+        item.get("timestamp"), known.get("name"), known.get("id"), text,
+        "" if typed and text else "media" if typed else kind,
+    )  # fmt: skip
+
+
+def _read_export(
+    lines: Iterable[NumberedLine], name: str, log: InputLog, fields: Callable[[Mapping[str, Any]], _Sent]
+) -> list[Dialog]:
     text = whole_text(lines)
     dialogs: list[Dialog] = []
     chat = _MESSAGES.search(text)
@@ -73,30 +115,35 @@ def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
         log.bad(name, 1, "no list of messages", "export the chat as JSON, not as HTML")
     while chat:
         items = items_of(text, chat.end() - 1, name, log)
-        dialogs += split_at_pauses(_telegram(items, name, log), name, log, first=len(dialogs))
+        dialogs += split_at_pauses(_sent(items, name, log, fields), name, log, first=len(dialogs))
         chat = _MESSAGES.search(text, chat.end())
     return dialogs
 
 
-def _telegram(items: Iterable[tuple[int, Any]], name: str, log: InputLog) -> Iterator[Message]:
-    items = list(items)
-    ids: dict[Any, set[Any]] = defaultdict(set)  # of the speakers of each name
-    for _, item in items:
-        if isinstance(item, dict):
-            ids[str(item.get("from"))].add(str(item.get("from_id")))
+def _sent(
+    items: Iterable[tuple[int, Any]], name: str, log: InputLog, fields: Callable[[Mapping[str, Any]], _Sent]
+) -> list[Message]:
+    """Messages of a chat in the order of their times."""
+    found: list[tuple[int, _Sent]] = []
     for line, item in items:
-        if not isinstance(item, dict):
+        if isinstance(item, dict):
+            found.append((line, fields(item)))
+        else:
             log.bad(name, line, "message is not an object", "export the chat again", excerpt=repr(item))
-            continue
-        text = join_lines(content_text(item.get("text"), ""))
-        if item.get("type", "message") != "message" or not text:
-            log.drop(name, line, "notice or media", str(item.get("action") or item.get("media_type") or ""))
+    ids: dict[Any, set[Any]] = defaultdict(set)  # of the speakers of each name
+    for _, sent in found:
+        ids[str(sent.speaker)].add(str(sent.id))
+    messages: list[Message] = []
+    for line, sent in found:
+        if sent.notice:
+            log.drop(name, line, "notice or media", sent.notice)
             continue
         try:
-            time = datetime.fromisoformat(item["date"]).replace(tzinfo=None)
-        except (KeyError, TypeError, ValueError):
-            log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(item))
+            time = datetime.fromisoformat(sent.time).replace(tzinfo=None)
+        except (TypeError, ValueError):
+            log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(sent.time))
             continue
-        speaker, id = item.get("from"), item.get("from_id")
-        shared = speaker and len(ids[str(speaker)]) > 1
-        yield Message(time, RawUtterance(line, f"{speaker} ({id})" if shared else speaker or id, text))
+        shared = sent.speaker and len(ids[str(sent.speaker)]) > 1
+        speaker = f"{sent.speaker} ({sent.id})" if shared else sent.speaker or sent.id
+        messages.append(Message(time, RawUtterance(line, speaker, sent.text)))
+    return sorted(messages, key=attrgetter("time"))

@@ -13,7 +13,7 @@ from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
 from dialog.corpora.readers import PREFIX, TSV_COLUMNS
-from dialog.corpora.scripts import script
+from dialog.corpora.scripts import utterances
 from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
@@ -65,9 +65,12 @@ class FirstLines:
         return [key for key, found in self._first_object.items() if not isinstance(found, list)]
 
     @property
-    def script(self) -> bool:
-        """True if the first JSON object has a script under the name of a list."""
-        return any(is_list_name(key) and script(found) for key, found in self._first_object.items())
+    def unlisted(self) -> bool:
+        """True if the first JSON object has a script, or lists by field, under the name of a list."""
+        return any(
+            is_list_name(key) and not isinstance(found, list) and isinstance(utterances(found), list)
+            for key, found in self._first_object.items()
+        )
 
     @property
     def is_turn(self) -> bool:
@@ -105,7 +108,7 @@ def _dialogs(head: FirstLines) -> bool:
 
     A list that is not called utterances, or a script, beside a turn or a pair does not count.
     """
-    named = any(map(is_list_name, head.lists)) or head.script
+    named = any(map(is_list_name, head.lists)) or head.unlisted
     return "utterances" in head.lists or (named and not (is_named(head.single) or pair_of(head.single)))
 
 
@@ -120,9 +123,10 @@ def _csv(head: FirstLines) -> bool:
     return head.suffix == ".csv" or (is_named(head.columns) and not (ours and "\t" in head.first))
 
 
-_OBJECTS = ("zhao", "telegram", "messages", "dialogs", "pairs", "turns")
+_OBJECTS = ("zhao", "discord", "telegram", "messages", "dialogs", "pairs", "turns")
 DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "zhao": _keys("utts"),
+    "discord": _keys("guild", "channel", "messages"),
     "telegram": lambda head: head.keys.issuperset(("messages", "date")) and "role" not in head.keys,
     "messages": lambda head: (
         head.keys.issuperset(("messages", "content")) or head.keys.issuperset(("conversations", "value"))

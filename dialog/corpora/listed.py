@@ -2,7 +2,7 @@
 
 The items of the list are strings, or objects such as ``{"speaker": "A", "text": "hello"}`` or OpenAI's
 ``{"role": "user", "content": "hello"}``, with the common names of columns. Instead of a list there may be a
-script, ``"A: hello\\nB: hi"``.
+script, ``"A: hello\\nB: hi"``, or an object with a list for each field.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dialog.corpora.columns import ReadOptions, is_list_name, list_name, usual_keys
 from dialog.corpora.formats import PAGE
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
-from dialog.corpora.scripts import script, spoken_items
+from dialog.corpora.scripts import spoken_items, utterances
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
@@ -28,7 +28,7 @@ def _object_dialog(
     Lists of speakers and acts are read beside a list of texts only. Other values have any meaning, except an
     id and a topic.
     """
-    value = {key: (is_list_name(key) and script(found)) or found for key, found in value.items()}
+    value = {key: utterances(found) if is_list_name(key) else found for key, found in value.items()}
     key = list_name(value, first)
     if key is None:
         remedy = f'give every object one list, as in {{"{first[0]}": […]}}'
@@ -74,10 +74,10 @@ def listed_dialog(
 def _turns(
     name: str, line: int, row: Mapping[str, Any], options: ReadOptions, log: InputLog
 ) -> Iterator[RawUtterance]:
-    speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
     items: Sequence[Any] = row[options.text_column]
-    if not isinstance(speakers, list):
-        items = spoken_items(items)
+    speakers, acts = row.get(options.speaker_column, row.get("speakers")), row.get(options.act_column)
+    if not isinstance(speakers, list) or len(speakers) != len(items):  # a list may name each speaker once
+        speakers, items = None, spoken_items(items)
     columns = (options.speaker_column, options.text_column, options.act_column)
     named = any(isinstance(item, dict) and _item_keys(tuple(item), *columns).speaker for item in items)
     for index, item in enumerate(items):

@@ -22,7 +22,7 @@ from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
 from dialog.corpora.replies import link_of
-from dialog.corpora.scripts import script, script_columns
+from dialog.corpora.scripts import script_columns, utterances
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES
 from lm.disk.regular import open_regular
@@ -189,21 +189,23 @@ def _read_rows(
         pairs = chain([first] if first else [], numbered)
         made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in pairs)
         return collect(made, name, log)
-    scripts = [column for column in script_columns(columns, options) if script(sample[column])]
-    sample = _with_lists(sample, scripts)
+    others = [
+        column for column in script_columns(columns, options) if isinstance(utterances(sample[column]), list)
+    ]
+    sample = _with_lists(sample, others)
     options = find_columns(name, sample, options)
     if first is None:
         return []
-    rest = ((number, _with_lists(row, scripts)) for number, row in chain([first], numbered))
+    rest = ((number, _with_lists(row, others)) for number, row in chain([first], numbered))
     if isinstance(sample[options.text_column], list):
         whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
         return distinct(whole, name, log)
     return group_turns(_turns(rest, options), name, log)
 
 
-def _with_lists(row: ParquetRow, scripts: Sequence[str]) -> ParquetRow:
-    """A row with the list of utterances of each script."""
-    return row | {column: script(row[column]) or row[column] for column in scripts}
+def _with_lists(row: ParquetRow, columns: Sequence[str]) -> ParquetRow:
+    """A row with the list of utterances of each script or structure in the ``columns``."""
+    return row | {column: utterances(row[column]) for column in columns}
 
 
 def _turns(

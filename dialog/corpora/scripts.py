@@ -1,4 +1,4 @@
-"""Scripts: texts and lists whose lines begin with their speakers, as in ``A: hello``."""
+"""Dialogs in other forms than a list of utterances: scripts of lines ``A: hello``, and lists by field."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,6 +23,19 @@ def script(text: Any) -> list[dict[str, str]] | None:
         else:
             spoken[-1]["text"] += f" {line}"
     return spoken
+
+
+def utterances(value: Any) -> Any:
+    """The utterances of a script, or of lists by field as in ``{"speaker": ["A"], "text": ["hello"]}``.
+
+    Another value is returned as it is.
+    """
+    if not isinstance(value, dict):
+        return script(value) or value
+    lists = {key: found for key, found in value.items() if isinstance(found, list)}
+    if len({*map(len, lists.values())}) != 1 or not usual("text", lists):
+        return value
+    return [dict(zip(lists, fields, strict=True)) for fields in zip(*lists.values(), strict=True)]
 
 
 def spoken_items(items: Sequence[Any]) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dialog.corpora.columns import KINDS, ReadOptions, require_columns
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
-from dialog.corpora.json_texts import QUESTIONS, read_telegram
+from dialog.corpora.json_texts import QUESTIONS, read_discord, read_telegram
 from dialog.corpora.layouts import FirstLines, detect
 from dialog.corpora.listed import CHATS, OBJECTS
 from dialog.corpora.logs import read_irc, read_srt, read_whatsapp
@@ -34,6 +34,7 @@ TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[D
     "text": read_text,
     "pipes": read_pipes,
     "telegram": read_telegram,
+    "discord": read_discord,
     "whatsapp": read_whatsapp,
     "irc": read_irc,
     "srt": read_srt,

@@ -100,9 +100,10 @@ def test_lists_of_utterances_have_any_of_the_known_names(
         ("dialog", ["Tom: hi", "Lea: hello"], ["Tom: hi", "Lea: hello"]),
         ("dialog", ["Tom: hi", "hello"], ["A: Tom: hi", "B: hello"]),
         ("utterances", ["小明：你好", "小红：你好"], ["小明: 你好", "小红: 你好"]),
+        ("turns", {"who": [0, 1], "utterance": ["hi", "hello"], "service": "x"}, ["0: hi", "1: hello"]),
     ],
 )
-def test_texts_may_begin_with_their_speakers(
+def test_dialogs_are_scripts_or_lists_by_field_too(
     key: str, found: object, expected: list[str], tmp_path: Path
 ) -> None:
     value = {"id": "7", key: found, "summary": "Note: they greet.\nTom: first"}
@@ -111,6 +112,14 @@ def test_texts_may_begin_with_their_speakers(
         assert detect_format(Path(source), InputLog()) == "dialogs"
         dialogs, _ = read(source)
         assert (dialogs[0].id, said(dialogs)) == ("7", [expected])
+
+
+@pytest.mark.parametrize(("speakers", "first"), [(["Tom", "Lea", "Tom"], "Tom"), (["Tom", "Lea"], "A")])
+def test_a_list_of_speakers_names_each_or_counts_for_nothing(
+    speakers: list[str], first: str, tmp_path: Path
+) -> None:
+    value = {"dialogue": ["hi", "hello", "so"], "speakers": speakers}
+    assert said(read(write(tmp_path, "x.jsonl", json.dumps(value)))[0])[0][0] == f"{first}: hi"
 
 
 def test_texts_beside_a_list_of_speakers_keep_what_they_begin_with(tmp_path: Path) -> None:
@@ -337,6 +346,47 @@ def test_two_speakers_of_one_name_in_telegram_stay_two(tmp_path: Path) -> None:
         message |= {"from": name, "from_id": id}
     dialogs, _ = read(write(tmp_path, "result.json", json.dumps(chat)))
     assert said(dialogs) == [["Alex (user1): hi", "Alex (user2): hello", "Bob: so"]]
+
+
+def discord(*said: tuple[str, str, str], kind: str = "Default") -> dict[str, Any]:
+    messages = [
+        {
+            "id": f"{n}",
+            "type": kind,
+            "timestamp": time,
+            "content": text,
+            "author": {"id": f"u{name}", "name": name},
+        }
+        for n, (time, name, text) in enumerate(said)
+    ]
+    return {"guild": {"id": "1"}, "channel": {"id": "2", "topic": ""}, "messages": messages}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_channel_of_discord(indent: int | None, tmp_path: Path) -> None:
+    zone = "+00:00"
+    chat = discord(
+        (f"2024-04-13T19:00:00.1234567{zone}", "tom", "late"),  # the newest first
+        (f"2024-04-13T19:00:00{zone}", "lea", "you\nthere?"),
+        (f"2024-04-13T09:00:01{zone}", "lea", "bye"),
+        (f"2024-04-13T09:00:00{zone}", "tom", "hi"),
+        (f"2024-04-13T09:00:00{zone}", "tom", ""),
+    )
+    chat["messages"][0]["type"] = "Reply"
+    chat["messages"] += discord((f"2024-04-13T09:00:00{zone}", "bot", "joined"), kind="GuildMemberJoin")[
+        "messages"
+    ]
+    source = write(tmp_path, "beans.json", json.dumps(chat, indent=indent))
+    assert detect_format(Path(source), InputLog()) == "discord"
+    dialogs, log = read(source)
+    assert said(dialogs) == [["tom: hi", "lea: bye"], ["lea: you there?", "tom: late"]]
+    assert [dialog.id for dialog in dialogs] == ["beans:0", "beans:1"]
+    assert [piece.excerpt for piece in log.dropped] == ["media", "GuildMemberJoin"]
+    chat["messages"][3]["author"]["id"] = "u7"
+    dialogs, _ = read(write(tmp_path, "beans.json", json.dumps(chat, indent=indent)))
+    assert said(dialogs)[0] == ["tom (u7): hi", "lea: bye"]
+    chat["messages"][3]["timestamp"] = None
+    assert "no date (null)" in refusal(write(tmp_path, "beans.json", json.dumps(chat, indent=indent)))
 
 
 def test_a_reply_follows_what_it_answers(tmp_path: Path) -> None:

@@ -204,6 +204,9 @@ def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
             ["user: x", "bot: y"],
         ),
         ([{"prompt": "x", "response": "y"}], ["user: x", "assistant: y"]),
+        ([{"id": "7.json", "turns": {"speaker": [0, 1], "utterance": ["x", "y"]}}], ["0: x", "1: y"]),
+        ([{"dialogue": ["x", "y"], "speakers": ["Tom", "Lea"]}], ["Tom: x", "Lea: y"]),
+        ([{"conv_id": "h", "speaker_idx": n, "utterance": "xy"[n]} for n in (0, 1)], ["0: x", "1: y"]),
         (
             [{"conv_id": 1, "who": "A", "utterance": "x"}, {"conv_id": 1, "who": "B", "utterance": "y"}],
             ["A: x", "B: y"],
