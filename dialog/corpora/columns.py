@@ -73,7 +73,7 @@ def usual(kind: str, columns: Iterable[Any]) -> str | None:
 @lru_cache(maxsize=1024)  # the objects of a JSON file have few sets of keys
 def usual_keys(columns: tuple[Any, ...]) -> UsualKeys:
     """Columns or keys of every kind, as :func:`usual` finds them."""
-    known = {_plain(column): str(column) for column in columns}
+    known = {plain(column): str(column) for column in columns}
 
     def find(kind: str) -> str | None:
         names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
@@ -83,13 +83,14 @@ def usual_keys(columns: tuple[Any, ...]) -> UsualKeys:
 
 
 @lru_cache(maxsize=1024)
-def _plain(column: Any) -> str:
+def plain(column: Any) -> str:
+    """The name of a column without case and punctuation."""
     return re.sub(r"[\W_]+", "", str(column)).lower()
 
 
 def is_list_name(column: Any) -> bool:
     """True for the common names of a list of utterances."""
-    return _plain(column) in _LISTS
+    return plain(column) in _LISTS
 
 
 def list_name(row: Mapping[str, Any], first: Sequence[str] = _LISTS) -> str | None:
@@ -99,7 +100,7 @@ def list_name(row: Mapping[str, Any], first: Sequence[str] = _LISTS) -> str | No
     whose list has nothing except strings and objects.
     """
     lists = {
-        _plain(column): column
+        plain(column): column
         for column, value in row.items()
         if isinstance(value, list) and is_list_name(column)
     }
@@ -118,11 +119,13 @@ def is_named(columns: Sequence[str]) -> bool:
     return all(usual(kind, columns) for kind in KINDS)
 
 
-def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> ReadOptions:
+def find_columns(
+    name: str, row: Mapping[str, Any], options: ReadOptions, times: Sequence[str] = ()
+) -> ReadOptions:
     """Find the columns of a table from its first row: those named in the options, else common names.
 
-    A column of utterance lists has its own common names. Raises DataError, listing the columns, if one
-    is missing.
+    A column of utterance lists has its own common names. A table with ``times`` needs no column of dialogs,
+    unless the options name one. Raises DataError, listing the columns, if one is missing.
     """
     found = {}
     for kind in (*KINDS, "act"):
@@ -132,6 +135,8 @@ def find_columns(name: str, row: Mapping[str, Any], options: ReadOptions) -> Rea
         found["text_column"] = list_name(row) or "text"
     kinds = ("text",) if isinstance(row.get(found["text_column"]), list) else ("text", "dialog", "speaker")
     for kind in kinds:
+        if kind == "dialog" and times and options.dialog_column == kind:
+            continue
         if (column := found[f"{kind}_column"]) not in row:
             or_add = ", or add a column that names the dialog of each row" if kind == "dialog" else ""
             raise DataError(f"{no_column(name, kind, column, row)}{or_add}")

@@ -41,8 +41,10 @@ _BEGINNINGS = {  # of a dialog; formats that are resolved before, as auto, have 
     "ranking": "each row with label 1 is a dialog",
     **dict.fromkeys(("pipes", "swda"), "each file is a dialog"),
     "text": "a blank line begins a dialog",
+    **dict.fromkeys(("turns", "tsv"), "a new value in the column of dialogs begins a dialog"),
     **dict.fromkeys(
-        ("turns", "csv", "tsv", "parquet", "datasets"), "a new value in the column of dialogs begins a dialog"
+        ("csv", "parquet", "datasets"),
+        "a new value in the column of dialogs, or without one a long pause, begins a dialog",
     ),
 }
 

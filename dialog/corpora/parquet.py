@@ -23,6 +23,7 @@ from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
 from dialog.corpora.replies import link_of
 from dialog.corpora.scripts import script_columns, utterances
+from dialog.corpora.timed import read_messages, time_columns
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES
 from lm.disk.regular import open_regular
@@ -193,13 +194,16 @@ def _read_rows(
         column for column in script_columns(columns, options) if isinstance(utterances(sample[column]), list)
     ]
     sample = _with_lists(sample, others)
-    options = find_columns(name, sample, options)
+    times = time_columns(columns)
+    options = find_columns(name, sample, options, times)
     if first is None:
         return []
     rest = ((number, _with_lists(row, others)) for number, row in chain([first], numbered))
     if isinstance(sample[options.text_column], list):
         whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
         return distinct(whole, name, log)
+    if options.dialog_column not in sample:
+        return read_messages(rest, times, name, options, log)
     return group_turns(_turns(rest, options), name, log)
 
 

@@ -1,6 +1,7 @@
 """Tables: CSV, rankings and data sets, by their columns."""
 
 import csv
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,48 @@ def test_a_named_column_may_be_in_one_of_several_tables(tmp_path: Path) -> None:
     splits = read_source(str(tmp_path), ReadOptions(act_column="da"), InputLog())
     acts = {split: [one.act for one in dialogs[0].utterances] for split, dialogs in splits.items()}
     assert acts == {"train": ["q", "s"], "test": ["", ""]}
+
+
+@pytest.mark.parametrize(
+    ("header", "times"),
+    [
+        (
+            "Date",
+            [
+                "2024-04-13T09:00:00.1230000+00:00",
+                "2024-04-13T09:01:00.0000000+00:00",
+                "2024-04-13T19:00:00Z",
+            ],
+        ),
+        ("sent_at", ["13/04/2024 09:00", "13/04/2024 09:01", "13/04/2024 19:00"]),
+        ("timestamp", ["4/13/24, 9:00 AM", "4/13/24, 9:01 AM", "4/13/24, 7:00 PM"]),
+        ("Date;Time", ["2024-04-13;09:00", "2024-04-13;09:01", "2024-04-13;19:00"]),
+        ("ts", ["1712998800.5", "1712998860", "1713034800"]),
+        ("Created At", ["1712998800000", "1712998860000", "1713034800000"]),
+    ],
+)
+def test_a_table_with_times_needs_no_dialogs(header: str, times: list[str], tmp_path: Path) -> None:
+    first, second, late = times
+    lines = [
+        f"{late};Bob;so",
+        f"{first};Anna;hi",
+        f"{second};Anna;",
+        f"{late};Anna;late",
+        f"{second};Bob;hello",
+    ]
+    source = write(tmp_path, "x.csv", f"{header};Author;Content\n" + "\n".join(lines) + "\n")
+    dialogs, log = read(source)
+    assert said(dialogs) == [["Anna: hi", "Bob: hello"], ["Bob: so", "Anna: late"]]
+    assert [(piece.line, piece.reason) for piece in log.dropped] == [(4, "message without text")]
+
+
+def test_what_is_no_time_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", "time,author,content\n9:00,A,hi\nsoon,B,hello\n")
+    assert "x.csv:3: no time in time ('soon'); write times as in 2024-04-13 09:00, or add" in refusal(source)
+    assert "no column room" in refusal(source, dialog_column="room")
+    rows = [{"time": datetime(2024, 4, 13, hour), "who": "AB"[hour % 2], "text": "x"} for hour in (8, 9)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    assert said(read(str(tmp_path / "x.parquet"))[0]) == [["A: x", "B: x"]]
 
 
 def test_csv_of_questions_and_of_rankings(tmp_path: Path) -> None:

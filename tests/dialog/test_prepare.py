@@ -177,7 +177,7 @@ def test_too_few_dialogs_and_prepared_sources_are_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="1 dialog is too few to split; at least 3"):
         prepare(source_file(tmp_path, corpus(1)), tmp_path / "out")
     (tmp_path / "one.csv").write_text("dialog,speaker,text\n1,A,x\n1,B,y\n", encoding="utf-8")
-    with pytest.raises(DataError, match="a new value in the column of dialogs begins a dialog, so add more"):
+    with pytest.raises(DataError, match="or without one a long pause, begins a dialog, so add more"):
         prepare(str(tmp_path / "one.csv"), tmp_path / "out")
     with pytest.raises(DataError, match="at least 2 are needed"):
         prepare(source_file(tmp_path, corpus(1)), tmp_path / "out", PrepareOptions(valid_fraction=0))

@@ -1,0 +1,80 @@
+"""Tables that have a message and its time in each row, and no column for dialogs."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from dialog.corpora.columns import ReadOptions, plain
+from dialog.corpora.readers import RawUtterance, join_lines
+from dialog.corpora.stamps import BETWEEN, DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
+from dialog.utterance import Dialog
+from lm.text.lines import InputLog
+
+_TIMES = ("timestamp", "datetime", "sentat", "createdat", "ts", "date", "time")
+_STAMP = re.compile(rf"\W{{0,2}}(?:{DATE}{BETWEEN})?{TIME}(?!\w)")
+_BIG = 1e11  # a larger number of an epoch counts milliseconds
+_EPOCH = datetime(1970, 1, 1)
+
+
+def time_columns(columns: Iterable[Any]) -> list[str]:
+    """The column of the time of a message, or those of its date and time; [] if there is none."""
+    known = {plain(column): str(column) for column in columns}
+    if {"date", "time"} <= known.keys():
+        return [known["date"], known["time"]]
+    return [known[name] for name in _TIMES if name in known][:1]
+
+
+def read_messages(
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    columns: Sequence[str],
+    name: str,
+    options: ReadOptions,
+    log: InputLog,
+) -> list[Dialog]:
+    """Dialogs of the messages of a table in the order of their times, which are in ``columns``.
+
+    Messages without text are dropped. A pause of over six hours begins a new dialog.
+    """
+    found: list[tuple[Any, RawUtterance]] = []
+    for line, row in rows:
+        parts = [row[column] for column in columns]
+        said, speaker = join_lines(row[options.text_column]), row[options.speaker_column]
+        if said is None or said == "":
+            log.drop(name, line, "message without text")
+        else:
+            turn = RawUtterance(line, speaker, said, row.get(options.act_column))
+            found.append((parts[0] if len(parts) == 1 else " ".join(map(str, parts)), turn))
+    messages: list[Message] = []
+    for (value, turn), time in zip(found, read_times([value for value, _ in found]), strict=True):
+        if time is None:
+            remedy = "write times as in 2024-04-13 09:00, or add a column that names the dialog of each row"
+            log.bad(name, turn.line, f"no time in {' and '.join(columns)}", remedy, excerpt=repr(value))
+        else:
+            messages.append(Message(time, turn))
+    return split_at_pauses(sorted(messages, key=lambda message: message.time or _EPOCH), name, log)
+
+
+def read_times(values: Sequence[Any]) -> list[datetime | None]:
+    """Times of a column, None for what is no time.
+
+    They are written as in ISO 8601, as numbers of seconds or milliseconds since 1970, or as in a chat log.
+    """
+    times = [_instant(value) for value in values]
+    stamped = [
+        _STAMP.match(value) if time is None and isinstance(value, str) else None
+        for value, time in zip(values, times, strict=True)
+    ]
+    stamps = iter(read_stamps([Stamp.of(match) for match in stamped if match]))
+    return [next(stamps) if match else time for match, time in zip(stamped, times, strict=True)]
+
+
+def _instant(value: Any) -> datetime | None:
+    try:
+        if isinstance(value, datetime):
+            return value.replace(tzinfo=None)
+        if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
+            return datetime.fromisoformat(value).replace(tzinfo=None)
+        return _EPOCH + timedelta(seconds=float(value) / (1000 if float(value) > _BIG else 1))
+    except (TypeError, ValueError, OverflowError):
+        return None
