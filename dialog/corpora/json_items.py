@@ -12,16 +12,22 @@ from dialog.corpora.columns import KINDS, usual
 from lm.errors import DataError
 from lm.text.lines import InputLog, NumberedLine
 
+ARRAY_LINE = re.compile(r'\s*\[\s*".*\]\s*')  # a line that is the texts of a dialog
 _REMEDY = "write one JSON object per line"
 _NEXT = re.compile(r"[\s,]*")  # separators between the items of an array
 _AHEAD = 100  # objects read after one without the keys, to tell if it is the only one
 
 
-def parse_object(name: str, line: NumberedLine, log: InputLog) -> dict[str, Any] | None:
-    """Parse one line of JSONL. Returns None, and logs the line, if it is not a JSON object."""
+def parse_object(
+    name: str, line: NumberedLine, log: InputLog, keys: tuple[str, ...] = ()
+) -> dict[str, Any] | None:
+    """Parse one line of JSONL. Returns None, and logs the line, if it is not a JSON object.
+
+    Where no ``keys`` are required, a list is an object with these ``utterances``.
+    """
     number, text = line
     try:
-        value = json.loads(text)
+        value = _as_object(json.loads(text), keys)
     except (ValueError, RecursionError) as error:
         column, excerpt = 0, "nested too deep or a huge number"
         if isinstance(error, json.JSONDecodeError):
@@ -34,16 +40,23 @@ def parse_object(name: str, line: NumberedLine, log: InputLog) -> dict[str, Any]
     return value
 
 
+def _as_object(value: Any, keys: tuple[str, ...]) -> Any:
+    return {"utterances": value} if isinstance(value, list) and not keys else value
+
+
 def parse_objects(
     lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array."""
+    """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array.
+
+    Without ``keys``, an item may also be a list, as in :func:`parse_object`.
+    """
     rest = iter(lines)
     first = next((line for line in rest if line[1].strip()), None)
     if first is None:
         return
     rest = chain([first], rest)
-    if first[1].lstrip().startswith("["):
+    if first[1].lstrip().startswith("[") and not ARRAY_LINE.fullmatch(first[1]):
         text = whole_text(rest)
         yield from _with_keys(items_of(text, text.index("["), name, log, alone=True), name, log, keys)
     else:
@@ -54,7 +67,7 @@ def parse_lines(
     lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line."""
-    found = ((line[0], parse_object(name, line, log)) for line in lines if line[1].strip())
+    found = ((line[0], parse_object(name, line, log, keys)) for line in lines if line[1].strip())
     yield from _with_keys(found, name, log, keys)
 
 
@@ -65,6 +78,7 @@ def _with_keys(
     for number, value in found:
         if value is None:
             continue
+        value = _as_object(value, keys)
         if not isinstance(value, dict):
             log.bad(name, number, "not a JSON object", "correct the item", excerpt=repr(value))
             continue

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from dialog.corpora.columns import dialect_of, fields_of, is_list_name, is_named, usual
+from dialog.corpora.json_items import ARRAY_LINE
 from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
@@ -19,6 +20,7 @@ from lm.text.lines import NumberedLine
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
 _LIST = re.compile(_KEY.pattern + r"\s*\[")
 _OPENING = re.compile(r"\s*(?:\{|\[\s*(?:\{|$))")  # of an object, or of an array of objects
+_ARRAYS = re.compile(r'\s*\[\s*\[\s*["{]')  # of an array of dialogs without names
 _MOST = 1 << 16  # approximate characters of a head
 
 
@@ -104,10 +106,12 @@ def _keys(*keys: str) -> Callable[[FirstLines], bool]:
 
 
 def _dialogs(head: FirstLines) -> bool:
-    """True for a list of utterances or a script.
+    """True for a list of utterances or a script, also without a name.
 
     A list that is not called utterances, or a script, beside a turn or a pair does not count.
     """
+    if ARRAY_LINE.fullmatch(head.first) or _ARRAYS.match("\n".join(head.lines[:3])):
+        return True
     named = any(map(is_list_name, head.lists)) or head.unlisted
     return "utterances" in head.lists or (named and not (is_named(head.single) or pair_of(head.single)))
 

@@ -122,6 +122,21 @@ def test_a_list_of_speakers_names_each_or_counts_for_nothing(
     assert said(read(write(tmp_path, "x.jsonl", json.dumps(value)))[0])[0][0] == f"{first}: hi"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[["hi", "hello"], ["so", "[so]"]]',
+        '[\n [\n  "hi",\n  "hello"\n ],\n [\n  "so",\n  "[so]"\n ]\n]\n',
+        '["hi", "hello"]\n["so", "[so]"]\n',
+        '[[{"text": "hi", "speaker": "A"}, {"text": "hello", "speaker": "B"}], ["so", "[so]"]]',
+    ],
+)
+def test_lists_of_utterances_may_stand_alone(text: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "x.json", text)
+    assert detect_format(Path(source), InputLog()) == "dialogs"
+    assert said(read(source)[0]) == [["A: hi", "B: hello"], ["A: so", "B: [so]"]]
+
+
 def test_texts_beside_a_list_of_speakers_keep_what_they_begin_with(tmp_path: Path) -> None:
     value = {"dialog": ["Note: hi", "Look: there"], "speaker": ["Tom", "Lea"]}
     assert said(read(write(tmp_path, "x.jsonl", json.dumps(value)))[0]) == [
