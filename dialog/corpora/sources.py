@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dialog.corpora.columns import KINDS, ReadOptions, require_columns
+from dialog.corpora.detection import FirstLines, detect
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE
 from dialog.corpora.json_texts import QUESTIONS, read_discord, read_telegram
-from dialog.corpora.layouts import FirstLines, detect
 from dialog.corpora.listed import CHATS, OBJECTS
 from dialog.corpora.logs import read_irc, read_srt, read_whatsapp
-from dialog.corpora.parquet import columns_of, read_csv, read_dataset, read_parquet
 from dialog.corpora.prepared import is_prepared, read_split
 from dialog.corpora.ranking import read_ranking
 from dialog.corpora.readers import ZHAO, read_pipes, read_text, read_tsv, read_turns
 from dialog.corpora.swda import read_swda
+from dialog.corpora.tables import columns_of, read_csv, read_dataset, read_parquet
 from dialog.corpora.unpickle import read_pickle
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES, SPLITS, missing

@@ -7,8 +7,8 @@ import pytest
 
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import load_dialogs
+from dialog.corpora.detection import DETECTORS
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE, beginning_of_dialogs
-from dialog.corpora.layouts import DETECTORS
 from dialog.corpora.sources import TEXT_READERS, detect_format, read_source
 from lm.errors import DataError
 from lm.text.lines import InputLog

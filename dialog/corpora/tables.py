@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-ParquetRow = dict[str, Any]
+TableRow = dict[str, Any]
 _SHOWN = 40  # characters of a first line of Excel
 _EXCEL = re.compile('"?sep=(.*?)"?', re.IGNORECASE)  # first line of a file, with the delimiter
 
@@ -100,7 +100,7 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
 
 def _named_rows(
     rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], scripts: list[str], log: InputLog
-) -> Iterator[tuple[int, ParquetRow]]:
+) -> Iterator[tuple[int, TableRow]]:
     """Rows with their line numbers. Lines are kept in the columns ``scripts``, and joined in others."""
     for line, fields in rows:
         if len(fields) == len(header):
@@ -172,7 +172,7 @@ def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, 
 
 
 def _read_rows(
-    rows: Iterable[tuple[int, ParquetRow]],
+    rows: Iterable[tuple[int, TableRow]],
     name: str,
     stem: str,
     options: ReadOptions,
@@ -207,14 +207,12 @@ def _read_rows(
     return group_turns(_turns(rest, options), name, log)
 
 
-def _with_lists(row: ParquetRow, columns: Sequence[str]) -> ParquetRow:
+def _with_lists(row: TableRow, columns: Sequence[str]) -> TableRow:
     """A row with the list of utterances of each script or structure in the ``columns``."""
     return row | {column: utterances(row[column]) for column in columns}
 
 
-def _turns(
-    rows: Iterable[tuple[int, ParquetRow]], options: ReadOptions
-) -> Iterator[tuple[Any, RawUtterance]]:
+def _turns(rows: Iterable[tuple[int, TableRow]], options: ReadOptions) -> Iterator[tuple[Any, RawUtterance]]:
     for number, row in rows:
         act = row.get(options.act_column)
         yield (
@@ -224,7 +222,7 @@ def _turns(
 
 
 def _whole_dialog(
-    row: ParquetRow, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
+    row: TableRow, number: int, name: str, stem: str, options: ReadOptions, log: InputLog
 ) -> Dialog | None:
     """Dialog from a row of lists."""
     if not isinstance(row[options.text_column], list):
