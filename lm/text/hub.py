@@ -1,4 +1,4 @@
-"""Data sets of the ``datasets`` library: saved in a folder, or fetched from the hub by name."""
+"""Data sets of the ``datasets`` library: files, saved in a folder, or fetched from the hub by name."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,15 @@ from lm.errors import DataError, brief
 
 HUB = "hf:"  # prefix of data sets of the hub, the only names that cause network access
 _STORED = ("state.json", "dataset_dict.json")  # files in a folder of save_to_disk
+_BUILDERS = {"jsonl": "json", "json": "json", "ndjson": "json", "csv": "csv", "parquet": "parquet"}
 _SECONDS = 5.0  # time limit of the hub's answer
 
 
 def load_tables(source: str) -> dict[str, Any]:
     """Load the tables by split of a data set in a folder, or of the hub: ``hf:NAME`` or ``hf:NAME:CONFIG``.
 
-    An unsplit data set has the single key ``""``. Raises DataError if it cannot be loaded, without retries if
-    the hub is unreachable.
+    An unsplit data set, such as a file of JSON, CSV or parquet, has the single key ``""``. Raises DataError
+    if it cannot be loaded, without retries if the hub is unreachable.
     """
     name = source.removeprefix(HUB)
     path, config = name, ""
@@ -28,16 +29,37 @@ def load_tables(source: str) -> dict[str, Any]:
         path, _, config = name.partition(":")
         _require_hub(source)
     require_regular(Path(path))
+    builder = _builder(Path(path))
     import datasets
 
     try:
+        if builder:
+            datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+            datasets.disable_progress_bars()
+            return {"": datasets.load_dataset(builder, data_files=path, split="train")}
         if any((Path(path) / file).is_file() for file in _STORED):
             loaded: Any = datasets.load_from_disk(path)
         else:
             loaded = datasets.load_dataset(path, config or None)
     except Exception as error:  # network, hub, file formats: the library raises any exception
-        raise DataError(f"{source}: cannot load it ({brief(error)}); check name and configuration") from error
+        cause, remedy = error, "check name and configuration"
+        if builder:  # the library wraps what is wrong with a file
+            cause, remedy = (
+                error.__cause__ if isinstance(error.__cause__, Exception) else error,
+                "mend the file",
+            )
+        raise DataError(f"{source}: cannot load it ({brief(cause)}); {remedy}") from error
     return {str(key): table for key, table in loaded.items()} if isinstance(loaded, dict) else {"": loaded}
+
+
+def _builder(path: Path) -> str:
+    """The loader of the library for a file, by its name; empty for a folder and for what is not here."""
+    if not path.is_file():
+        return ""
+    kind = next((_BUILDERS[part] for part in path.name.lower().split(".")[:0:-1] if part in _BUILDERS), "")
+    if not kind:
+        raise DataError(f"{path}: no file of records; data sets are {', '.join(_BUILDERS)}, or a folder")
+    return kind
 
 
 def _require_hub(source: str) -> None:

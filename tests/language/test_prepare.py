@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -471,3 +472,28 @@ def test_wikitext_has_the_published_counts(corpora: Path, tmp_path: Path) -> Non
     assert report["format"] == "wikitext"
     assert [counts["tokens"] for counts in report["splits"].values()] == [217_646, 217_646, 245_569]
     assert report["published"].startswith("not as published for WikiText-2: train 217,646 for 2,088,628, voc")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet", "jsonl.gz"])
+def test_a_column_of_a_file_of_records_is_a_text(ending: str, tmp_path: Path) -> None:
+    rows = [{"said": f"line {n}\nand more", "url": "x"} for n in range(20)]
+    table, path = datasets.Dataset.from_list(rows), tmp_path / f"in.{ending}"
+    if ending in ("csv", "parquet"):
+        getattr(table, f"to_{ending}")(path)
+    else:
+        table.to_json(path, lines=ending != "json", compression="gzip" if ending.endswith("gz") else None)
+    options = PrepareOptions(ReadOptions(format="datasets", text_column="said"))
+    report = prepare(str(path), tmp_path / "out", options).report
+    assert [split["lines"] for split in report["splits"].values()] == [36, 2, 2]
+    with pytest.raises(DataError, match="no column text; name one of said, url with --text-column"):
+        locate(str(path), ReadOptions(format="datasets"))
+
+
+def test_a_file_that_is_no_data_set_asks_no_hub(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a b\n")
+    with pytest.raises(DataError, match=r"in\.txt: no file of records; data sets are jsonl, "):
+        locate(str(tmp_path / "in.txt"), ReadOptions(format="datasets"))
+    (tmp_path / "in.jsonl").write_text('{"a": 1\n')
+    with pytest.raises(DataError, match=r"in\.jsonl: cannot load it \(.*JSON.*\); mend the file") as caught:
+        locate(str(tmp_path / "in.jsonl"), ReadOptions(format="datasets"))
+    assert str(caught.value).isprintable()

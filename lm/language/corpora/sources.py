@@ -238,8 +238,8 @@ def _no_text(*paths: Path) -> DataError:
     names = ", ".join(map(str, paths[:_NAMED])) + (" and others" if paths[_NAMED:] else "")
     return DataError(
         f"{names}: {'holds' if len(paths) == 1 else 'hold'} records, not running text; prepare conversations"
-        " with `dialog prepare`, write the texts of other records into a .txt file, or read the file as it is"
-        " with --format text"
+        " with `dialog prepare`, read a column of other records with --format datasets --text-column, or the"
+        " file as it is with --format text"
     )
 
 
