@@ -16,12 +16,12 @@ from lm.text.lines import InputLog, NumberedLine
 
 _USUAL = {
     "dialog": "dialog dialogue conversation conv thread session chat ticket",
-    "speaker": "speaker author user username from sender name nick role who",
+    "speaker": "speaker author user username from sender name nick role who speakeridx",
     "text": "text message body content utterance value msg",
     "act": "act dialogact dialogueact",
 }
 _LISTS = ("dialog", "dialogue", "utterances", "turns", "conversation", "conversations", "messages")
-_ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id", "idx")}
+_ENDINGS = {"dialog": ("id", ""), "speaker": ("", "id")}
 _LONGEST = 4096  # characters of a header from which the dialect is detected
 KINDS = ("dialog", "speaker", "text")
 DELIMITERS = ",;\t|"
@@ -112,6 +112,17 @@ def list_name(row: Mapping[str, Any], first: Sequence[str] = _LISTS) -> str | No
         if len(lists) == 1 or (row[column] and all(isinstance(item, str | dict) for item in row[column]))
     ]
     return filled[0] if len(filled) == 1 else None
+
+
+def speakers_beside(row: Mapping[str, Any], length: int) -> list[str | int] | None:
+    """A list called speakers with a name for each of ``length`` utterances; None without one.
+
+    Other lists of this name tell who takes part.
+    """
+    found = next((value for column, value in row.items() if plain(column) == "speakers"), None)
+    if isinstance(found, list) and len(found) == length and all(isinstance(one, str | int) for one in found):
+        return found
+    return None
 
 
 def is_named(columns: Sequence[str]) -> bool:

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from dialog.corpora.columns import dialect_of, fields_of, is_list_name, is_named, usual
-from dialog.corpora.json_items import ARRAY_LINE
+from dialog.corpora.json_items import is_list
 from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
 from dialog.corpora.ranking import is_ranking
 from dialog.corpora.readers import PREFIX, TSV_COLUMNS
-from dialog.corpora.scripts import utterances
+from dialog.corpora.scripts import scripted
 from lm.text.lines import NumberedLine
 
 _KEY = re.compile(r'"([^"\\]+)"\s*:')
@@ -67,12 +67,9 @@ class FirstLines:
         return [key for key, found in self._first_object.items() if not isinstance(found, list)]
 
     @property
-    def unlisted(self) -> bool:
-        """True if the first JSON object has a script, or lists by field, under the name of a list."""
-        return any(
-            is_list_name(key) and not isinstance(found, list) and isinstance(utterances(found), list)
-            for key, found in self._first_object.items()
-        )
+    def scripted(self) -> bool:
+        """True if the first JSON object has its utterances as a script or as lists by field."""
+        return scripted(self._first_object)
 
     @property
     def is_turn(self) -> bool:
@@ -110,9 +107,9 @@ def _dialogs(head: FirstLines) -> bool:
 
     A list that is not called utterances, or a script, beside a turn or a pair does not count.
     """
-    if ARRAY_LINE.fullmatch(head.first) or _ARRAYS.match("\n".join(head.lines[:3])):
+    if is_list(head.first, len(head.lines) > 1) or _ARRAYS.match("\n".join(head.lines[:3])):
         return True
-    named = any(map(is_list_name, head.lists)) or head.unlisted
+    named = any(map(is_list_name, head.lists)) or head.scripted
     return "utterances" in head.lists or (named and not (is_named(head.single) or pair_of(head.single)))
 
 
@@ -130,7 +127,10 @@ def _csv(head: FirstLines) -> bool:
 _OBJECTS = ("zhao", "discord", "telegram", "messages", "dialogs", "pairs", "turns")
 DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "zhao": _keys("utts"),
-    "discord": _keys("guild", "channel", "messages"),
+    "discord": lambda head: (
+        head.keys.issuperset(("guild", "channel", "messages", "author", "timestamp"))
+        and "role" not in head.keys
+    ),
     "telegram": lambda head: head.keys.issuperset(("messages", "date")) and "role" not in head.keys,
     "messages": lambda head: (
         head.keys.issuperset(("messages", "content")) or head.keys.issuperset(("conversations", "value"))

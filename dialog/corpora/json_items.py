@@ -12,22 +12,22 @@ from dialog.corpora.columns import KINDS, usual
 from lm.errors import DataError
 from lm.text.lines import InputLog, NumberedLine
 
-ARRAY_LINE = re.compile(r'\s*\[\s*".*\]\s*')  # a line that is the texts of a dialog
 _REMEDY = "write one JSON object per line"
+_LIST, _TEXTS = re.compile(r"\s*\["), re.compile(r'\s*\[\s*"')
 _NEXT = re.compile(r"[\s,]*")  # separators between the items of an array
 _AHEAD = 100  # objects read after one without the keys, to tell if it is the only one
 
 
 def parse_object(
-    name: str, line: NumberedLine, log: InputLog, keys: tuple[str, ...] = ()
+    name: str, line: NumberedLine, log: InputLog, *, bare: bool = False
 ) -> dict[str, Any] | None:
     """Parse one line of JSONL. Returns None, and logs the line, if it is not a JSON object.
 
-    Where no ``keys`` are required, a list is an object with these ``utterances``.
+    With ``bare``, a list is an object with these ``utterances``.
     """
     number, text = line
     try:
-        value = _as_object(json.loads(text), keys)
+        value = _named(json.loads(text), bare)
     except (ValueError, RecursionError) as error:
         column, excerpt = 0, "nested too deep or a huge number"
         if isinstance(error, json.JSONDecodeError):
@@ -40,45 +40,59 @@ def parse_object(
     return value
 
 
-def _as_object(value: Any, keys: tuple[str, ...]) -> Any:
-    return {"utterances": value} if isinstance(value, list) and not keys else value
+def _named(value: Any, bare: bool) -> Any:
+    return {"utterances": value} if bare and isinstance(value, list) else value
+
+
+def is_list(line: str, followed: bool) -> bool:
+    """True for the first line of a file of lists, one a line, each the utterances of a dialog.
+
+    A line that no other line follows is such a list only if its first item is a text.
+    """
+    if not _LIST.match(line) or not (followed or _TEXTS.match(line)):
+        return False
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line), list)
+    return False
 
 
 def parse_objects(
-    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = ()
+    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = (), *, bare: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array.
 
-    Without ``keys``, an item may also be a list, as in :func:`parse_object`.
+    With ``bare``, an item may also be a list, as in :func:`parse_object`.
     """
     rest = iter(lines)
     first = next((line for line in rest if line[1].strip()), None)
     if first is None:
         return
-    rest = chain([first], rest)
-    if first[1].lstrip().startswith("[") and not ARRAY_LINE.fullmatch(first[1]):
+    second = next((line for line in rest if line[1].strip()), None) if bare else None
+    rest = chain([first], [second] if second else [], rest)
+    if first[1].lstrip().startswith("[") and not (bare and is_list(first[1], second is not None)):
         text = whole_text(rest)
-        yield from _with_keys(items_of(text, text.index("["), name, log, alone=True), name, log, keys)
+        items = items_of(text, text.index("["), name, log, alone=True)
+        yield from _with_keys(items, name, log, keys, bare)
     else:
-        yield from parse_lines(rest, name, log, keys)
+        yield from parse_lines(rest, name, log, keys, bare=bare)
 
 
 def parse_lines(
-    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = ()
+    lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = (), *, bare: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line."""
-    found = ((line[0], parse_object(name, line, log, keys)) for line in lines if line[1].strip())
-    yield from _with_keys(found, name, log, keys)
+    found = ((line[0], parse_object(name, line, log, bare=bare)) for line in lines if line[1].strip())
+    yield from _with_keys(found, name, log, keys, bare)
 
 
 def _with_keys(
-    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: tuple[str, ...]
+    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: tuple[str, ...], bare: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     seen = False
     for number, value in found:
         if value is None:
             continue
-        value = _as_object(value, keys)
+        value = _named(value, bare)
         if not isinstance(value, dict):
             log.bad(name, number, "not a JSON object", "correct the item", excerpt=repr(value))
             continue

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dialog.corpora.json_items import items_of, whole_text
 from dialog.corpora.listed import content_text
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
-from dialog.corpora.stamps import Message, split_at_pauses
+from dialog.corpora.stamps import Message, split_at_pauses, without_zone
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog, NumberedLine
 
@@ -81,8 +81,8 @@ def read_telegram(lines: Iterable[NumberedLine], name: str, log: InputLog) -> li
 
 
 def read_discord(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
-    """Read the JSON of DiscordChatExporter, a channel in any order of time, as :func:`read_telegram` does."""
-    return _read_export(lines, name, log, _discord)
+    """Read the JSON of DiscordChatExporter as :func:`read_telegram` does, a channel in any order of time."""
+    return _read_export(lines, name, log, _discord, in_order=False)
 
 
 def _telegram(item: Mapping[str, Any]) -> _Sent:
@@ -95,18 +95,21 @@ def _telegram(item: Mapping[str, Any]) -> _Sent:
 
 
 def _discord(item: Mapping[str, Any]) -> _Sent:
-    kind, text = str(item.get("type")), join_lines(item.get("content"))
-    author = item.get("author")
+    author, text = item.get("author"), join_lines(item.get("content"))
     known: Mapping[str, Any] = author if isinstance(author, dict) else {}
-    typed = kind in ("Default", "Reply")
-    return _Sent(
-        item.get("timestamp"), known.get("name"), known.get("id"), text,
-        "" if typed and text else "media" if typed else kind,
-    )  # fmt: skip
+    kind = str(item.get("type", "no type"))
+    if kind in ("Default", "Reply"):
+        kind = "" if text else "media"
+    return _Sent(item.get("timestamp"), known.get("name"), known.get("id"), text, kind)
 
 
 def _read_export(
-    lines: Iterable[NumberedLine], name: str, log: InputLog, fields: Callable[[Mapping[str, Any]], _Sent]
+    lines: Iterable[NumberedLine],
+    name: str,
+    log: InputLog,
+    fields: Callable[[Mapping[str, Any]], _Sent],
+    *,
+    in_order: bool = True,
 ) -> list[Dialog]:
     text = whole_text(lines)
     dialogs: list[Dialog] = []
@@ -115,7 +118,10 @@ def _read_export(
         log.bad(name, 1, "no list of messages", "export the chat as JSON, not as HTML")
     while chat:
         items = items_of(text, chat.end() - 1, name, log)
-        dialogs += split_at_pauses(_sent(items, name, log, fields), name, log, first=len(dialogs))
+        messages = _sent(items, name, log, fields)
+        if not in_order:
+            messages.sort(key=attrgetter("time"))
+        dialogs += split_at_pauses(messages, name, log, first=len(dialogs))
         chat = _MESSAGES.search(text, chat.end())
     return dialogs
 
@@ -123,7 +129,7 @@ def _read_export(
 def _sent(
     items: Iterable[tuple[int, Any]], name: str, log: InputLog, fields: Callable[[Mapping[str, Any]], _Sent]
 ) -> list[Message]:
-    """Messages of a chat in the order of their times."""
+    """Messages of a chat, each with a time."""
     found: list[tuple[int, _Sent]] = []
     for line, item in items:
         if isinstance(item, dict):
@@ -139,11 +145,11 @@ def _sent(
             log.drop(name, line, "notice or media", sent.notice)
             continue
         try:
-            time = datetime.fromisoformat(sent.time).replace(tzinfo=None)
+            time = without_zone(datetime.fromisoformat(sent.time))
         except (TypeError, ValueError):
             log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(sent.time))
             continue
         shared = sent.speaker and len(ids[str(sent.speaker)]) > 1
         speaker = f"{sent.speaker} ({sent.id})" if shared else sent.speaker or sent.id
         messages.append(Message(time, RawUtterance(line, speaker, sent.text)))
-    return sorted(messages, key=attrgetter("time"))
+    return messages

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from dialog.corpora.columns import ReadOptions, is_list_name, list_name, usual_keys
+from dialog.corpora.columns import ReadOptions, list_name, speakers_beside, usual_keys
 from dialog.corpora.formats import PAGE
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
-from dialog.corpora.scripts import spoken_items, utterances
+from dialog.corpora.scripts import spoken_items, with_list
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
@@ -28,10 +28,10 @@ def _object_dialog(
     Lists of speakers and acts are read beside a list of texts only. Other values have any meaning, except an
     id and a topic.
     """
-    value = {key: utterances(found) if is_list_name(key) else found for key, found in value.items()}
+    value = with_list(value)
     key = list_name(value, first)
     if key is None:
-        remedy = f'give every object one list, as in {{"{first[0]}": […]}}'
+        remedy = f'give every object one list, as in {{"{first[0]}": […]}}, or one text of lines `A: text`'
         log.bad(name, line, "no list of utterances", remedy, excerpt=f"found: {', '.join(map(str, value))}")
         return None
     row = {key: value[key]}
@@ -44,7 +44,9 @@ def _object_dialog(
     return listed_dialog(name, line, row, options, log, value.get("id", UNNAMED), topic)
 
 
-OBJECTS = ObjectReader((), partial(_object_dialog, ("utterances",)))  # {"id": …, "utterances": […]}
+OBJECTS = ObjectReader(
+    (), partial(_object_dialog, ("utterances",)), bare=True
+)  # {"id": …, "utterances": […]}
 CHATS = ObjectReader((), partial(_object_dialog, ("messages", "conversations")))
 
 
@@ -75,9 +77,11 @@ def _turns(
     name: str, line: int, row: Mapping[str, Any], options: ReadOptions, log: InputLog
 ) -> Iterator[RawUtterance]:
     items: Sequence[Any] = row[options.text_column]
-    speakers, acts = row.get(options.speaker_column, row.get("speakers")), row.get(options.act_column)
-    if not isinstance(speakers, list) or len(speakers) != len(items):  # a list may name each speaker once
-        speakers, items = None, spoken_items(items)
+    speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
+    if not isinstance(speakers, list) and (spoken := spoken_items(items)) is not items:
+        items = spoken
+    elif not isinstance(speakers, list):
+        speakers = speakers_beside(row, len(items))
     columns = (options.speaker_column, options.text_column, options.act_column)
     named = any(isinstance(item, dict) and _item_keys(tuple(item), *columns).speaker for item in items)
     for index, item in enumerate(items):

@@ -84,7 +84,8 @@ def read_piece(
         with open_regular(piece.path) as stream:
             stream.seek(piece.start)
             lines = read_lines(stream, name, own, first=piece.first, size=piece.size)
-            made = list(reader.made(parse_lines(lines, name, own, reader.keys), name, own))
+            objects = parse_lines(lines, name, own, reader.keys, bare=reader.bare)
+            made = list(reader.made(objects, name, own))
         return [Chunk(split, name, made, own.dropped)]
     own = InputLog(log.on_bad_line, log.command)
     found = read_splits(Located(located.source, located.format, {split: list(piece.files)}), options, own)

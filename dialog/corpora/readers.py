@@ -138,14 +138,19 @@ def made_of(line: int, dialog: Dialog | None) -> Made:
 
 
 class ObjectReader(NamedTuple):
-    """Reader of JSON objects with ``keys``, each a dialog: ``make(name, line, object, log)``."""
+    """Reader of JSON objects with ``keys``, each a dialog: ``make(name, line, object, log)``.
+
+    With ``bare``, a list is an object with these ``utterances``.
+    """
 
     keys: tuple[str, ...]
     make: Callable[[str, int, dict[str, Any], InputLog], Dialog | None]
+    bare: bool = False
 
     def read(self, lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
         """Read a file of such objects, one a line or as the items of an array."""
-        return collect(self.made(parse_objects(lines, name, log, self.keys), name, log), name, log)
+        objects = parse_objects(lines, name, log, self.keys, bare=self.bare)
+        return collect(self.made(objects, name, log), name, log)
 
     def made(self, objects: Iterable[tuple[int, dict[str, Any]]], name: str, log: InputLog) -> Iterator[Made]:
         """Yield the dialog of every object, given with its line number."""

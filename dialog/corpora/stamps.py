@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
@@ -101,6 +101,11 @@ def _time(stamp: Stamp, order: str) -> datetime | None:
         return datetime(date["y"], date["m"], date["d"], hour, int(stamp.minute), int(stamp.second or 0))
     except ValueError:
         return None
+
+
+def without_zone(time: datetime) -> datetime:
+    """A time as it is where it was written, or in UTC if it has a zone."""
+    return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
 
 
 def split_at_pauses(

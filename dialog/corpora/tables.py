@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from dialog.corpora.columns import (
     ReadOptions,
     dialect_of,
     find_columns,
+    list_name,
     no_column,
     records,
     require_columns,
@@ -22,7 +23,7 @@ from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
 from dialog.corpora.replies import link_of
-from dialog.corpora.scripts import script_columns, utterances
+from dialog.corpora.scripts import script_columns, utterances_of
 from dialog.corpora.timed import read_messages, time_columns
 from dialog.utterance import WHOLE, Dialog
 from lm.config.named_data import SPLIT_NAMES
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 TableRow = dict[str, Any]
+_SAMPLE = 100  # rows of which one may show that a column has scripts
 _SHOWN = 40  # characters of a first line of Excel
 _EXCEL = re.compile('"?sep=(.*?)"?', re.IGNORECASE)  # first line of a file, with the delimiter
 
@@ -93,7 +95,12 @@ def _require_header(columns: list[str], name: str, line: int, options: ReadOptio
             f"{no_column(name, 'text', options.text_column, columns)}; or, if line {line} is no header, "
             "write one above, as in dialog,speaker,text"
         )
-    read = {*asked, *(usual(kind, columns) for kind in (*KINDS, "act")), *(pair_of(columns) or ())}
+    read = {
+        *asked,
+        *time_columns(columns),
+        *(usual(kind, columns) for kind in (*KINDS, "act")),
+        *(pair_of(columns) or ()),
+    }
     if twice := [column for column in columns if columns.count(column) > 1 and column in read]:
         raise DataError(f"{name}:{line}: two columns are named {visible(twice[0])}; rename one of them")
 
@@ -102,10 +109,13 @@ def _named_rows(
     rows: Iterable[tuple[int, list[str]]], name: str, header: list[str], scripts: list[str], log: InputLog
 ) -> Iterator[tuple[int, TableRow]]:
     """Rows with their line numbers. Lines are kept in the columns ``scripts``, and joined in others."""
+    kept = [column in scripts for column in header]
     for line, fields in rows:
         if len(fields) == len(header):
-            named = zip(header, fields, strict=True)
-            yield line, {column: text if column in scripts else join_lines(text) for column, text in named}
+            texts = (
+                text if as_it_is else join_lines(text) for text, as_it_is in zip(fields, kept, strict=True)
+            )
+            yield line, dict(zip(header, texts, strict=True))
         else:
             expected = f"expected {len(header)}; put texts with a delimiter in quotes"
             log.bad(name, line, "wrong number of columns", expected, excerpt=f"{len(fields)} found")
@@ -184,21 +194,18 @@ def _read_rows(
     Otherwise each is an utterance.
     """
     numbered = iter(rows)
-    first = next(numbered, None)
-    sample = first[1] if first else {column: [] for column in columns}
+    begun = list(islice(numbered, _SAMPLE))
+    sample = begun[0][1] if begun else {column: [] for column in columns}
     if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
-        pairs = chain([first] if first else [], numbered)
-        made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in pairs)
+        made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in chain(begun, numbered))
         return collect(made, name, log)
-    others = [
-        column for column in script_columns(columns, options) if isinstance(utterances(sample[column]), list)
-    ]
-    sample = _with_lists(sample, others)
+    scripts = _scripts([row for _, row in begun], columns, options)
+    sample = sample | {column: [] for column in scripts}
     times = time_columns(columns)
     options = find_columns(name, sample, options, times)
-    if first is None:
+    if not begun:
         return []
-    rest = ((number, _with_lists(row, others)) for number, row in chain([first], numbered))
+    rest = ((number, _with_lists(row, scripts)) for number, row in chain(begun, numbered))
     if isinstance(sample[options.text_column], list):
         whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
         return distinct(whole, name, log)
@@ -207,9 +214,21 @@ def _read_rows(
     return group_turns(_turns(rest, options), name, log)
 
 
+def _scripts(rows: Sequence[TableRow], columns: Sequence[str], options: ReadOptions) -> list[str]:
+    """Columns that have the utterances of a dialog as a script or as lists by field, if none has a list."""
+    if rows and list_name(rows[0]) is not None and options.text_column not in columns:
+        return []
+    texts = script_columns(columns, options)
+    return [column for column in texts if any(_said(row[column]) for row in rows)]
+
+
+def _said(value: Any) -> Any:
+    return utterances_of(value) if isinstance(value, str | dict) else None
+
+
 def _with_lists(row: TableRow, columns: Sequence[str]) -> TableRow:
     """A row with the list of utterances of each script or structure in the ``columns``."""
-    return row | {column: utterances(row[column]) for column in columns}
+    return row | {column: _said(row[column]) or row[column] for column in columns}
 
 
 def _turns(rows: Iterable[tuple[int, TableRow]], options: ReadOptions) -> Iterator[tuple[Any, RawUtterance]]:
@@ -227,7 +246,7 @@ def _whole_dialog(
     """Dialog from a row of lists."""
     if not isinstance(row[options.text_column], list):
         problem = (
-            f"{options.text_column} has no list of utterances, and no lines `A: text`, unlike the first row's"
+            f"{options.text_column} has no list of utterances, and no lines `A: text`, unlike other rows"
         )
         log.bad(name, number, problem, "correct the row")
         return None

@@ -2,24 +2,44 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import date, datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from dialog.corpora.columns import ReadOptions, plain
 from dialog.corpora.readers import RawUtterance, join_lines
-from dialog.corpora.stamps import BETWEEN, DATE, TIME, Message, Stamp, read_stamps, split_at_pauses
+from dialog.corpora.stamps import (
+    BETWEEN,
+    DATE,
+    TIME,
+    Message,
+    Stamp,
+    read_stamps,
+    split_at_pauses,
+    without_zone,
+)
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
 _TIMES = ("timestamp", "datetime", "sentat", "createdat", "ts", "date", "time")
-_STAMP = re.compile(rf"\W{{0,2}}(?:{DATE}{BETWEEN})?{TIME}(?!\w)")
+# columns that tell conversations apart which go on at the same time
+_APART = ("room", "roomid", "channel", "channelid", "group", "groupid", "subreddit", "linkid", "parentid",
+          "replyto", "inreplyto", "inresponsetotweetid")  # fmt: skip
+_STAMP = re.compile(rf"\W{{0,2}}(?:{DATE}{BETWEEN})?{TIME}\W?")
+_DIGITS = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}  # dates without punctuation, by their length
 _BIG = 1e11  # a larger number of an epoch counts milliseconds
-_EPOCH = datetime(1970, 1, 1)
+_EPOCH, _FIRST, _LAST = (datetime(year, 1, 1) for year in (1970, 1990, 2100))
 
 
 def time_columns(columns: Iterable[Any]) -> list[str]:
-    """The column of the time of a message, or those of its date and time; [] if there is none."""
+    """The column of the time of a message, or those of its date and time; [] if there is none.
+
+    Also [] in a table with a column such as ``room``, which tells dialogs apart better than pauses do.
+    """
     known = {plain(column): str(column) for column in columns}
+    if not known.keys().isdisjoint(_APART):
+        return []
     if {"date", "time"} <= known.keys():
         return [known["date"], known["time"]]
     return [known[name] for name in _TIMES if name in known][:1]
@@ -38,13 +58,12 @@ def read_messages(
     """
     found: list[tuple[Any, RawUtterance]] = []
     for line, row in rows:
-        parts = [row[column] for column in columns]
         said, speaker = join_lines(row[options.text_column]), row[options.speaker_column]
         if said is None or said == "":
             log.drop(name, line, "message without text")
         else:
             turn = RawUtterance(line, speaker, said, row.get(options.act_column))
-            found.append((parts[0] if len(parts) == 1 else " ".join(map(str, parts)), turn))
+            found.append((_joined([row[column] for column in columns]), turn))
     messages: list[Message] = []
     for (value, turn), time in zip(found, read_times([value for value, _ in found]), strict=True):
         if time is None:
@@ -52,17 +71,25 @@ def read_messages(
             log.bad(name, turn.line, f"no time in {' and '.join(columns)}", remedy, excerpt=repr(value))
         else:
             messages.append(Message(time, turn))
-    return split_at_pauses(sorted(messages, key=lambda message: message.time or _EPOCH), name, log)
+    return split_at_pauses(sorted(messages, key=attrgetter("time")), name, log)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The time in one column, or the date in the first of two with the time in the second."""
+    if len(parts) == 1:
+        return parts[0]
+    return f"{re.split('[ T]', str(parts[0]), maxsplit=1)[0]} {parts[1]}"
 
 
 def read_times(values: Sequence[Any]) -> list[datetime | None]:
-    """Times of a column, None for what is no time.
+    """Times of a column, None for what is no time between 1990 and 2100.
 
-    They are written as in ISO 8601, as numbers of seconds or milliseconds since 1970, or as in a chat log.
+    They are written as in ISO 8601, with digits alone, as numbers of seconds or milliseconds since 1970, or
+    as in a chat log.
     """
     times = [_instant(value) for value in values]
     stamped = [
-        _STAMP.match(value) if time is None and isinstance(value, str) else None
+        _STAMP.fullmatch(value) if time is None and isinstance(value, str) else None
         for value, time in zip(values, times, strict=True)
     ]
     stamps = iter(read_stamps([Stamp.of(match) for match in stamped if match]))
@@ -70,11 +97,17 @@ def read_times(values: Sequence[Any]) -> list[datetime | None]:
 
 
 def _instant(value: Any) -> datetime | None:
-    try:
-        if isinstance(value, datetime):
-            return value.replace(tzinfo=None)
+    if isinstance(value, datetime):
+        return without_zone(value)
+    if isinstance(value, date):
+        return datetime(value.year, value.month, value.day)
+    digits = str(value)
+    with suppress(TypeError, ValueError, OverflowError):
         if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
-            return datetime.fromisoformat(value).replace(tzinfo=None)
-        return _EPOCH + timedelta(seconds=float(value) / (1000 if float(value) > _BIG else 1))
-    except (TypeError, ValueError, OverflowError):
-        return None
+            return without_zone(datetime.fromisoformat(value))
+        if len(digits) in _DIGITS and digits.startswith(("19", "20")):
+            return datetime.strptime(digits, _DIGITS[len(digits)])
+        seconds = float(value) / (1000 if float(value) > _BIG else 1)
+        time = _EPOCH + timedelta(seconds=seconds)
+        return time if _FIRST <= time < _LAST else None
+    return None

@@ -99,7 +99,20 @@ def test_lists_of_utterances_have_any_of_the_known_names(
         ),
         ("dialog", ["Tom: hi", "Lea: hello"], ["Tom: hi", "Lea: hello"]),
         ("dialog", ["Tom: hi", "hello"], ["A: Tom: hi", "B: hello"]),
-        ("utterances", ["小明：你好", "小红：你好"], ["小明: 你好", "小红: 你好"]),
+        ("utterances", ["小明：你好", "小红：你好", "小明：嗯"], ["小明: 你好", "小红: 你好", "小明: 嗯"]),
+        ("utterances", ["我妈说：今天", "预报说：不"], ["A: 我妈说：今天", "B: 预报说：不"]),  # sentences
+        (
+            "dialog",
+            ["I have one question: where?", "Sure: there"],
+            ["A: I have one question: where?", "B: Sure: there"],
+        ),
+        ("dialog", ["Ingredients:", "Tom: yo"], ["A: Ingredients:", "B: Tom: yo"]),
+        (
+            "dialogue",
+            "Tom: the list:\nmilk: two\nAnd one more thing: eggs\nLea: ok",
+            ["Tom: the list: milk: two And one more thing: eggs", "Lea: ok"],
+        ),
+        ("turns", {"speaker": ["A", "B"], "text": ["a", "b"], "slots": []}, ["A: a", "B: b"]),
         ("turns", {"who": [0, 1], "utterance": ["hi", "hello"], "service": "x"}, ["0: hi", "1: hello"]),
     ],
 )
@@ -114,17 +127,43 @@ def test_dialogs_are_scripts_or_lists_by_field_too(
         assert (dialogs[0].id, said(dialogs)) == ("7", [expected])
 
 
-@pytest.mark.parametrize(("speakers", "first"), [(["Tom", "Lea", "Tom"], "Tom"), (["Tom", "Lea"], "A")])
+@pytest.mark.parametrize(
+    ("speakers", "first"),
+    [
+        (["Tom", "Lea", "Tom"], "Tom"),
+        (["Tom", "Lea"], "A"),
+        ([{"name": "Tom"}, {"name": "Lea"}, {"name": "Ann"}], "A"),
+        ([None, None, None], "A"),
+    ],
+)
 def test_a_list_of_speakers_names_each_or_counts_for_nothing(
-    speakers: list[str], first: str, tmp_path: Path
+    speakers: list[Any], first: str, tmp_path: Path
 ) -> None:
     value = {"dialogue": ["hi", "hello", "so"], "speakers": speakers}
     assert said(read(write(tmp_path, "x.jsonl", json.dumps(value)))[0])[0][0] == f"{first}: hi"
 
 
+def test_names_in_the_texts_count_before_a_list_of_who_takes_part(tmp_path: Path) -> None:
+    value = {"dialog": ["Tom: hi", "Lea: hello"], "speakers": ["Lea", "Tom"]}
+    assert said(read(write(tmp_path, "x.jsonl", json.dumps(value)))[0]) == [["Tom: hi", "Lea: hello"]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"conversation": "User: x\nBot: y"}, {"dialogue": "title: cats\nlang: en"}, {"turns": {"text": ["x"]}}],
+)
+def test_a_list_counts_before_what_looks_like_a_script(other: dict[str, Any], tmp_path: Path) -> None:
+    value = other | {"messages": CHAT}
+    source = write(tmp_path, "x.jsonl", json.dumps(value))
+    assert said(read(source)[0]) == [["user: hi", "bot: hello"]]
+    pq.write_table(pa.Table.from_pylist([value]), tmp_path / "x.parquet")
+    assert said(read(str(tmp_path / "x.parquet"))[0]) == [["user: hi", "bot: hello"]]
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        '[{"text": "hi", "speaker": "A"}, {"text": "hello", "speaker": "B"}]\n["so", "[so]"]\n',
         '[["hi", "hello"], ["so", "[so]"]]',
         '[\n [\n  "hi",\n  "hello"\n ],\n [\n  "so",\n  "[so]"\n ]\n]\n',
         '["hi", "hello"]\n["so", "[so]"]\n',
@@ -409,7 +448,7 @@ def test_a_reply_follows_what_it_answers(tmp_path: Path) -> None:
     answered = {"L3": "L2", "L2": "L1", "L1": None, "L4": "L1", "L9": "L9", "L8": "L7", "L7": "L8"}
     for order, expected in (
         (("L3", "L2", "L1"), ["L1", "L2", "L3"]),
-        (("L2", "L4", "L1", "L3"), ["L1", "L2", "L3", "L4"]),
+        (("L2", "L4", "L1", "L3"), ["L1", "L2", "L4", "L3"]),  # no more is moved than must be
         (("L1", "L4", "L2", "L3"), ["L1", "L4", "L2", "L3"]),  # as it was said, in two branches
         (("L2", "L1", "L8", "L9", "L7"), ["L1", "L2", "L9", "L8", "L7"]),  # a circle, and a reply to itself
         (("L3", "L4"), ["L3", "L4"]),  # what they answer is elsewhere
@@ -423,3 +462,39 @@ def test_a_reply_follows_what_it_answers(tmp_path: Path) -> None:
         assert [utterance.speaker for utterance in dialogs[0].utterances] == expected
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
         assert read(str(tmp_path / "x.parquet"))[0] == dialogs
+
+
+def test_what_is_no_link_moves_nothing(tmp_path: Path) -> None:
+    def order(*rows: dict[str, Any]) -> list[str]:
+        table = [{"dialog": "c", "speaker": "A", "text": str(n)} | row for n, row in enumerate(rows)]
+        source = write(tmp_path, "x.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+        return [utterance.text for utterance in read(source)[0][0].utterances]
+
+    users = [{"id": f"u{n % 2}", "reply_to": f"u{1 - n % 2}" if n else None} for n in range(4)]
+    assert order(*users) == ["0", "1", "2", "3"], "ids of users"
+    floats = [{"ID": 3.0, "Reply-To": 2.0}, {"ID": 2, "Reply-To": "1"}, {"ID": "1", "Reply-To": None}]
+    assert order(*floats) == ["2", "1", "0"]
+    late = [(1, 0), (2, 1), (3, 1), (4, 2), (5, 3), (7, 6), (6, 5), (8, 4)]
+    assert order(*({"id": a, "reply_to": b or None} for a, b in late)) == [*"01234657"]
+
+
+def test_a_clock_that_is_set_back_moves_nothing_in_telegram(tmp_path: Path) -> None:
+    chat = telegram("one", "two", "three")
+    for message, time in zip(chat["messages"], ("02:50", "02:51", "02:58", "02:01"), strict=True):
+        message["date"] = f"2024-10-27T{time}:00"
+    dialogs, _ = read(write(tmp_path, "result.json", json.dumps(chat)))
+    assert [utterance.text for utterance in dialogs[0].utterances] == ["one", "two", "three"]
+
+
+def test_zones_count_in_discord(tmp_path: Path) -> None:
+    times = ("2024-10-27T02:58:00+02:00", "2024-10-27T02:59:00+02:00", "2024-10-27T02:01:00+01:00")
+    chat = discord(*((time, "tom", str(n)) for n, time in enumerate(times)))
+    dialogs, _ = read(write(tmp_path, "x.json", json.dumps(chat)))
+    assert [utterance.text for utterance in dialogs[0].utterances] == ["0", "1", "2"]
+
+
+def test_messages_with_roles_of_a_guild_are_messages(tmp_path: Path) -> None:
+    value = {"guild": "g", "channel": "c", "messages": CHAT}
+    assert detect_format(Path(write(tmp_path, "x.jsonl", json.dumps(value))), InputLog()) == "messages"
+    text = write(tmp_path, "x.txt", '["hello"] said [Bob]\nfine then\n')
+    assert detect_format(Path(text), InputLog()) == "text"

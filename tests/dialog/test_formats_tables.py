@@ -118,6 +118,11 @@ def test_a_named_column_may_be_in_one_of_several_tables(tmp_path: Path) -> None:
         ("Date;Time", ["2024-04-13;09:00", "2024-04-13;09:01", "2024-04-13;19:00"]),
         ("ts", ["1712998800.5", "1712998860", "1713034800"]),
         ("Created At", ["1712998800000", "1712998860000", "1713034800000"]),
+        ("timestamp", ["20240413090000", "20240413090100", "20240413190000"]),
+        (
+            "Date;Time",
+            ["2024-04-13 00:00:00;09:00", "2024-04-13 00:00:00;09:01", "2024-04-13 00:00:00;19:00"],
+        ),
     ],
 )
 def test_a_table_with_times_needs_no_dialogs(header: str, times: list[str], tmp_path: Path) -> None:
@@ -133,6 +138,23 @@ def test_a_table_with_times_needs_no_dialogs(header: str, times: list[str], tmp_
     dialogs, log = read(source)
     assert said(dialogs) == [["Anna: hi", "Bob: hello"], ["Bob: so", "Anna: late"]]
     assert [(piece.line, piece.reason) for piece in log.dropped] == [(4, "message without text")]
+
+
+@pytest.mark.parametrize("room", ["room", "Channel", "in_response_to_tweet_id"])
+def test_a_table_that_tells_conversations_apart_needs_their_column(room: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", f"{room},time,user,text\nred,9:00,A,hi\nblue,9:00,B,yo\n")
+    assert "no column dialog; name one" in refusal(source)
+
+
+@pytest.mark.parametrize("value", ["45395.375", "12", "1e30", "2024-04-13 25:00"])
+def test_a_number_that_is_no_time_is_named(value: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", f"time,user,text\n{value},A,hi\n{value},B,yo\n")
+    assert f"x.csv:2: no time in time ('{value}')" in refusal(source)
+
+
+def test_a_row_without_a_script_may_come_first(tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", f'no,dialogue\n1,\n2,"{SCRIPT}"\n')
+    assert "x.csv:2: dialogue has no list of utterances" in refusal(source)
 
 
 def test_what_is_no_time_is_named(tmp_path: Path) -> None:
@@ -250,6 +272,10 @@ def test_data_sets_with_usual_columns(tmp_path: Path) -> None:
         ([{"id": "7.json", "turns": {"speaker": [0, 1], "utterance": ["x", "y"]}}], ["0: x", "1: y"]),
         ([{"dialogue": ["x", "y"], "speakers": ["Tom", "Lea"]}], ["Tom: x", "Lea: y"]),
         ([{"conv_id": "h", "speaker_idx": n, "utterance": "xy"[n]} for n in (0, 1)], ["0: x", "1: y"]),
+        (
+            [{"conv_id": "h", "speaker_idx": 0, "name": "TL"[n], "utterance": "xy"[n]} for n in (0, 1)],
+            ["T: x", "L: y"],
+        ),
         (
             [{"conv_id": 1, "who": "A", "utterance": "x"}, {"conv_id": 1, "who": "B", "utterance": "y"}],
             ["A: x", "B: y"],
