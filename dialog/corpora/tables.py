@@ -189,7 +189,7 @@ def _read_rows(
     log: InputLog,
     columns: Sequence[str],
 ) -> list[Dialog]:
-    """Dialogs of a table. Each row is a dialog if the first one's text is a list or a script.
+    """Dialogs of a table. Each row is a dialog if the first one's text is a list, or if rows have scripts.
 
     Otherwise each is an utterance.
     """
@@ -205,7 +205,9 @@ def _read_rows(
     options = find_columns(name, sample, options, times)
     if not begun:
         return []
-    rest = ((number, _with_lists(row, scripts)) for number, row in chain(begun, numbered))
+    rest: Iterator[tuple[int, TableRow]] = chain(begun, numbered)
+    if scripts:
+        rest = ((number, _with_lists(row, scripts)) for number, row in rest)
     if isinstance(sample[options.text_column], list):
         whole = ((number, _whole_dialog(row, number, name, stem, options, log)) for number, row in rest)
         return distinct(whole, name, log)
