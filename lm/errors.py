@@ -4,7 +4,10 @@ Every message is one line with the file, line or key at fault and a remedy. The 
 message, and a traceback only for our own bugs.
 """
 
+import re
 from collections.abc import Collection
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class HighrankError(Exception):
@@ -93,7 +96,7 @@ def visible(value: object) -> str:
 
 def encodable(text: str) -> bool:
     """True if UTF-8 can encode a text, which then has no half of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return text.isascii() or _SURROGATE.search(text) is None
 
 
 def brief(error: Exception) -> str:

@@ -73,11 +73,11 @@ def usual(kind: str, columns: Iterable[Any]) -> str | None:
 @lru_cache(maxsize=1024)  # the objects of a JSON file have few sets of keys
 def usual_keys(columns: tuple[Any, ...]) -> UsualKeys:
     """Columns or keys of every kind, as :func:`usual` finds them."""
-    known = {plain(column): str(column) for column in columns}
 
     def find(kind: str) -> str | None:
         names = (f"{name}{ending}" for name in _USUAL[kind].split() for ending in _ENDINGS.get(kind, ("",)))
-        return kind if kind in columns else next((known[name] for name in names if name in known), None)
+        found = kind if kind in columns else first_named(names, columns)
+        return None if found is None else str(found)
 
     return UsualKeys(*map(find, UsualKeys._fields))
 
@@ -86,6 +86,12 @@ def usual_keys(columns: tuple[Any, ...]) -> UsualKeys:
 def plain(column: Any) -> str:
     """The name of a column without case and punctuation."""
     return re.sub(r"[\W_]+", "", str(column)).lower()
+
+
+def first_named(names: Iterable[str], columns: Iterable[Any]) -> Any:
+    """The column with the first of the plain ``names`` that a column has; None without one."""
+    known = {plain(column): column for column in columns}
+    return next((known[name] for name in names if name in known), None)
 
 
 def is_list_name(column: Any) -> bool:
@@ -119,7 +125,7 @@ def speakers_beside(row: Mapping[str, Any], length: int) -> list[str | int] | No
 
     Other lists of this name tell who takes part.
     """
-    found = next((value for column, value in row.items() if plain(column) == "speakers"), None)
+    found = row.get(first_named(("speakers",), row))
     if isinstance(found, list) and len(found) == length and all(isinstance(one, str | int) for one in found):
         return found
     return None

@@ -72,7 +72,7 @@ def parse_objects(
     if first[1].lstrip().startswith("[") and not (bare and is_list(first[1], second is not None)):
         text = whole_text(rest)
         items = items_of(text, text.index("["), name, log, alone=True)
-        yield from _with_keys(items, name, log, keys, bare)
+        yield from _with_keys(((line, _named(item, bare)) for line, item in items), name, log, keys)
     else:
         yield from parse_lines(rest, name, log, keys, bare=bare)
 
@@ -82,17 +82,16 @@ def parse_lines(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) for objects with all ``keys``, one per line."""
     found = ((line[0], parse_object(name, line, log, bare=bare)) for line in lines if line[1].strip())
-    yield from _with_keys(found, name, log, keys, bare)
+    yield from _with_keys(found, name, log, keys)
 
 
 def _with_keys(
-    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: tuple[str, ...], bare: bool
+    found: Iterator[tuple[int, Any]], name: str, log: InputLog, keys: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     seen = False
     for number, value in found:
         if value is None:
             continue
-        value = _named(value, bare)
         if not isinstance(value, dict):
             log.bad(name, number, "not a JSON object", "correct the item", excerpt=repr(value))
             continue

@@ -44,9 +44,8 @@ def _object_dialog(
     return listed_dialog(name, line, row, options, log, value.get("id", UNNAMED), topic)
 
 
-OBJECTS = ObjectReader(
-    (), partial(_object_dialog, ("utterances",)), bare=True
-)  # {"id": …, "utterances": […]}
+# {"id": …, "utterances": […]}
+OBJECTS = ObjectReader((), partial(_object_dialog, ("utterances",)), bare=True)
 CHATS = ObjectReader((), partial(_object_dialog, ("messages", "conversations")))
 
 
@@ -78,10 +77,10 @@ def _turns(
 ) -> Iterator[RawUtterance]:
     items: Sequence[Any] = row[options.text_column]
     speakers, acts = row.get(options.speaker_column), row.get(options.act_column)
-    if not isinstance(speakers, list) and (spoken := spoken_items(items)) is not items:
-        items = spoken
-    elif not isinstance(speakers, list):
-        speakers = speakers_beside(row, len(items))
+    if not isinstance(speakers, list):
+        spoken = spoken_items(items)
+        speakers = None if spoken else speakers_beside(row, len(items))
+        items = spoken or items
     columns = (options.speaker_column, options.text_column, options.act_column)
     named = any(isinstance(item, dict) and _item_keys(tuple(item), *columns).speaker for item in items)
     for index, item in enumerate(items):

@@ -16,9 +16,9 @@ from dialog.corpora.columns import KINDS, usual_keys
 from dialog.corpora.json_items import parse_objects
 from dialog.corpora.replies import UNLINKED, ReplyLink, in_reply_order, link_of
 from dialog.utterance import Dialog, Utterance
+from lm.errors import encodable
 from lm.text.lines import InputLog, NumberedLine, skipped
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 # a speaker of at most 40 characters and five words, and a text, which follows a full-width colon at once;
 # a colon between two digits is part of a time
 PREFIX = re.compile(
@@ -50,7 +50,7 @@ def _string(value: Any, what: str) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"{what} is not a string", value)
-    if "\0" in value or (not value.isascii() and _SURROGATE.search(value)):
+    if "\0" in value or not encodable(value):
         raise ValueError(f"{what} contains a NUL or half a surrogate pair", value)
     return value.strip()
 

@@ -1,11 +1,11 @@
 """Order of utterances that name the one that they answer, as those of ConvoKit do."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from dialog.corpora.columns import plain
+from dialog.corpora.columns import first_named
 
 T = TypeVar("T")
 
@@ -34,12 +34,7 @@ def link_of(row: Mapping[str, Any]) -> ReplyLink:
 
 @lru_cache(maxsize=1024)  # the rows of a file have few sets of columns
 def _keys(columns: tuple[Any, ...]) -> tuple[Any, Any]:
-    known = {plain(column): column for column in columns}
-
-    def find(names: tuple[str, ...]) -> Any:
-        return next((known[name] for name in names if name in known), None)
-
-    return find(_IDS), find(_ANSWERED)
+    return first_named(_IDS, columns), first_named(_ANSWERED, columns)
 
 
 def _id(value: Any) -> str:
@@ -59,22 +54,22 @@ def in_reply_order(turns: Sequence[T], links: Sequence[ReplyLink]) -> Sequence[T
     before = [place.get(link.answered) if link.answered else None for link in links]
     if len(place) < len(ids) or all(first is None or first < index for index, first in enumerate(before)):
         return turns
-    found = dict.fromkeys(_ordered(before))
+    found = _ordered(before)
     circles = (index for index in range(len(turns)) if index not in found)
     return [turns[index] for index in (*found, *circles)]
 
 
-def _ordered(before: Sequence[int | None]) -> Iterator[int]:
+def _ordered(before: Sequence[int | None]) -> dict[int, None]:
     """Places in order, each after the place that ``before`` has for it; without those in a circle."""
     waiting: dict[int, list[int]] = defaultdict(list)
-    done: set[int] = set()
+    done: dict[int, None] = {}
     for index, first in enumerate(before):
         if first is not None and first not in done:
             waiting[first].append(index)
             continue
         ready = [index]
         while ready:
-            done.add(ready[-1])
             place = ready.pop()
-            yield place
+            done[place] = None
             ready += reversed(waiting.pop(place, []))
+    return done

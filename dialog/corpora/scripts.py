@@ -44,7 +44,9 @@ def utterances_of(value: Any) -> Spoken | None:
     """
     if isinstance(value, str):
         return script(value)
-    lists = {key: found for key, found in value.items() if isinstance(found, list)} if value else {}
+    if not isinstance(value, dict):
+        return None
+    lists = {key: found for key, found in value.items() if isinstance(found, list)}
     text = usual("text", lists)
     if text is None:
         return None
@@ -56,7 +58,7 @@ def with_list(row: dict[str, Any]) -> dict[str, Any]:
     """A JSON object with lists of utterances instead of scripts and lists by field, unless it has a list."""
     if list_name(row) is not None:
         return row
-    return row | {key: utterances_of(row[key]) or row[key] for key in row if _may_hold(key, row[key])}
+    return row | {key: utterances_of(found) or found for key, found in row.items() if is_list_name(key)}
 
 
 def scripted(row: dict[str, Any]) -> bool:
@@ -64,31 +66,28 @@ def scripted(row: dict[str, Any]) -> bool:
     return list_name(row) is None and list_name(with_list(row)) is not None
 
 
-def _may_hold(key: str, value: Any) -> bool:
-    return isinstance(value, str | dict) and is_list_name(key)
-
-
-def spoken_items(items: Sequence[Any]) -> Sequence[Any]:
+def spoken_items(items: Sequence[Any]) -> Spoken | None:
     """The items of a list as objects with speaker and text, if all are texts of the form ``A: hello``.
 
-    One name occurs twice, or all are single words before a colon and a blank. No name is long.
+    One name occurs twice, or all are single words before a colon and a blank. No name is long. None for other
+    items.
     """
     found = []
     for item in items:
         match = PREFIX.match(item.strip()) if isinstance(item, str) else None
         if match is None or not match[2] or len(match[1]) > _LONGEST:
-            return items
+            return None
         found.append(match)
     single = not any(" " in match[1] or _WIDE in match.string[: match.start(2)] for match in found)
     if len(found) < 2 or not (single or len({match[1] for match in found}) < len(found)):
-        return items
+        return None
     return [{"speaker": match[1], "text": match[2]} for match in found]
 
 
 def script_columns(columns: Iterable[str], options: ReadOptions) -> list[str]:
     """Columns of a table that may have a script in each row: none beside a column of speakers or texts.
 
-    The column that the options name comes first.
+    It is the one that the options name, if that is there.
     """
     there = [*columns]
     if options.text_column in there:

@@ -221,16 +221,12 @@ def _scripts(rows: Sequence[TableRow], columns: Sequence[str], options: ReadOpti
     if rows and list_name(rows[0]) is not None and options.text_column not in columns:
         return []
     texts = script_columns(columns, options)
-    return [column for column in texts if any(_said(row[column]) for row in rows)]
-
-
-def _said(value: Any) -> Any:
-    return utterances_of(value) if isinstance(value, str | dict) else None
+    return [column for column in texts if any(utterances_of(row[column]) for row in rows)]
 
 
 def _with_lists(row: TableRow, columns: Sequence[str]) -> TableRow:
     """A row with the list of utterances of each script or structure in the ``columns``."""
-    return row | {column: _said(row[column]) or row[column] for column in columns}
+    return row | {column: utterances_of(row[column]) or row[column] for column in columns}
 
 
 def _turns(rows: Iterable[tuple[int, TableRow]], options: ReadOptions) -> Iterator[tuple[Any, RawUtterance]]:

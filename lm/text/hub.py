@@ -42,13 +42,10 @@ def load_tables(source: str) -> dict[str, Any]:
         else:
             loaded = datasets.load_dataset(path, config or None)
     except Exception as error:  # network, hub, file formats: the library raises any exception
-        cause, remedy = error, "check name and configuration"
-        if builder:  # the library wraps what is wrong with a file
-            cause, remedy = (
-                error.__cause__ if isinstance(error.__cause__, Exception) else error,
-                "mend the file",
-            )
-        raise DataError(f"{source}: cannot load it ({brief(cause)}); {remedy}") from error
+        cause = error.__cause__ if builder else None  # the library wraps what is wrong with a file
+        told = brief(cause if isinstance(cause, Exception) else error)
+        remedy = "mend the file" if builder else "check name and configuration"
+        raise DataError(f"{source}: cannot load it ({told}); {remedy}") from error
     return {str(key): table for key, table in loaded.items()} if isinstance(loaded, dict) else {"": loaded}
 
 
