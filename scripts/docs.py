@@ -1,4 +1,4 @@
-"""Draws the generated parts of README.md and docs/: keys of configs, the API, tables of results, a picture.
+"""Draws the generated parts of README.md and docs/: keys of configs, the API, tables of results, pictures.
 
 python scripts/docs.py             # after a change of a schema, a docstring or results/*.json
 python scripts/docs.py --check     # names what is out of date, and ends with 1
@@ -9,6 +9,7 @@ A generated part stands between the comments ``<!-- scripts/docs.py NAME -->`` a
 import ast
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from command_line import Options, run_script
 from pages.head_pictures import head_picture
 from pages.page_tables import page_tables
+from pages.result_pictures import result_pictures
 from pages.table_forms import markdown
 
 from dialog.config import DialogConfig
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(
     r"(<!-- scripts/docs\.py (.+?) -->\n)(?:(?!<!-- scripts/docs\.py ).)*?(<!-- end -->)", re.DOTALL
 )
+MATPLOTLIB = re.compile("Matplotlib v[^,]*")
 ENDLESS = (MAX_SIZE, MAX_SEED)  # limits that no one meets
 MODULES = (
     "lm.heads.head",
@@ -228,18 +231,33 @@ def drawn(text: str, parts: Mapping[str, Callable[[], str]], page: str) -> str:
     return PART.sub(replaced, text)
 
 
+def pictures() -> dict[Path, str]:
+    """The text of every picture that is drawn for docs/."""
+    with tempfile.TemporaryDirectory() as folder:
+        texts = {"heads.svg": head_picture()} | result_pictures(Path(folder))
+    return {ROOT / "docs" / name: text for name, text in texts.items()}
+
+
+def is_current(path: Path, new: str, *, check: bool) -> bool:
+    """If a file has the text ``new``. A check says nothing of a picture by another version of matplotlib."""
+    kept = path.read_text(encoding="utf-8") if path.exists() else None
+    if check and kept is not None and MATPLOTLIB.findall(kept) != MATPLOTLIB.findall(new):
+        return True
+    return kept == new
+
+
 def main() -> None:
     parser = Options(__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if a page is out of date")
     options = parser.parse_args()
     tables = {f"table {name}": partial(str, text) for name, text in page_tables(ROOT / "results").items()}
     parts = {"configs": configs, "api": api} | tables
-    files = {ROOT / "docs/heads.svg": head_picture()}
+    files = pictures()
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         files[page] = drawn(page.read_text(encoding="utf-8"), parts, page.name)
     stale = []
     for path, new in files.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != new:
+        if not is_current(path, new, check=options.check):
             stale.append(path.relative_to(ROOT).as_posix())
             if not options.check:
                 path.write_text(new, encoding="utf-8")

@@ -4,7 +4,6 @@ import importlib
 import io
 import json
 import math
-import re
 import runpy
 import shlex
 import subprocess
@@ -320,18 +319,6 @@ def test_what_the_studies_measured_becomes_results_and_tables(
         "spam": "| 300 | softmax | 0.50, 0.50 | 1.00, 2.00 |",
     }
     assert "| untrained | none | none | none | 0.500, 0.250 |" in drawn["backward"]
-
-
-def test_the_pictures_of_the_studies_are_drawn_from_the_files_of_results(tmp_path: Path) -> None:
-    run_script(SCRIPTS / "results_pictures.py", "--out", tmp_path)
-    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert set(made) == {
-        "bottleneck.svg", "gradients.svg", "reverse_copy.svg", "switchboard_bleu_curves.svg",
-    }  # fmt: skip
-    for name, picture in made.items():
-        kept = (SCRIPTS.parent / "docs" / name).read_text(encoding="utf-8")
-        if re.findall("Matplotlib v[^,]*", kept) == re.findall("Matplotlib v[^,]*", picture):
-            assert picture == kept, f"docs/{name}: draw it anew with scripts/results_pictures.py"
 
 
 def test_a_mistyped_option_or_a_closed_pipe_ends_a_script_in_one_line_at_most() -> None:

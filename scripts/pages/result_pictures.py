@@ -1,6 +1,4 @@
-"""Draw the pictures of the pages from results/*.json.
-
-python scripts/results_pictures.py --out docs
+"""The pictures of docs/ that show results/*.json. scripts/docs.py writes them.
 
 bottleneck.svg, gradients.svg and reverse_copy.svg show what `lm bottleneck`, `lm analyze gradient` and
 `lm reverse-copy` measured. NAME_curves.svg shows the validations of the trainings of
@@ -11,22 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from command_line import Options, run_script
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
-from pages.page_tables import LEADING
-from pages.result_entries import entries_of, head_of
-from pages.study_tables import study_results
 
 from lm.console.pictures import save_figure
 from lm.heads.registry import HEADS
 from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
 from lm.studies.copying_figure import draw_copying
+from pages.page_tables import LEADING
+from pages.result_entries import entries_of, head_of
+from pages.study_tables import study_results
 
 CURVES = ("switchboard_bleu",)  # tables whose entries have the validations of their trainings
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 DRAWN = (  # by end of the preset's name
     *("softmax", "mos_k1_linear", "mos_k1_scale1", "mos_k1", "moc_scale1", "moc", "mos_scale1", "mos"),
     *("doc", "mfs", "cpr"),
@@ -95,16 +92,13 @@ def draw_gradients(figure: Figure) -> None:
     draw_ranks(ranks)
 
 
-def main() -> None:
-    parser = Options(__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
-    out = parser.parse_args().out
-    save_figure([out / "gradients.svg"], draw_gradients, size=(11, 8.4), style=STYLE)
+def result_pictures(folder: Path) -> dict[str, str]:
+    """The pictures by file name, drawn in ``folder``: two runs draw equal text with the same matplotlib."""
+    save_figure([folder / "gradients.svg"], draw_gradients, size=(11, 8.4), style=STYLE)
     for name in CURVES:
-        save_figure([out / f"{name}_curves.svg"], partial(draw_curves, name=name), size=(7, 4), style=STYLE)
-    draw_bottleneck(study_results(RESULTS, "bottleneck")[0], [out / "bottleneck.svg"])
-    draw_copying(study_results(RESULTS, "reverse_copy")[0], [out / "reverse_copy.svg"])
-
-
-if __name__ == "__main__":
-    run_script(main)
+        save_figure(
+            [folder / f"{name}_curves.svg"], partial(draw_curves, name=name), size=(7, 4), style=STYLE
+        )
+    draw_bottleneck(study_results(RESULTS, "bottleneck")[0], [folder / "bottleneck.svg"])
+    draw_copying(study_results(RESULTS, "reverse_copy")[0], [folder / "reverse_copy.svg"])
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
