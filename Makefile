@@ -27,6 +27,8 @@ install: $(READY)  ## .venv with the package and its development tools, at the v
 demo: $(READY)  ## train, evaluate and compare a small softmax and a MoS model (about a minute)
 	@$(BIN)/dialog demo --out runs/demo
 
+# Hundreds of processes that tests start would compile the program anew, where that is switched off.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)  ## the test suite
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 

@@ -49,13 +49,13 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         size = os.fstat(stream.fileno()).st_size
         if size > MAX_PICKLE:
             raise DataError(f"{path}: larger than {MAX_PICKLE >> 30} GiB; convert it to JSONL")
-        command = [sys.executable, "-P", "-m", "dialog.corpora.unpickle"]
+        memory, seconds = _limits(size)
+        command = [sys.executable, "-P", "-m", "dialog.corpora.unpickle", str(memory), str(seconds)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())}
         done = subprocess.run(command, stdin=stream, capture_output=True, env=environment, check=False)
     if done.returncode == _REFUSED:
         raise DataError(f"{path}: refused: {done.stderr.decode(errors='replace')}; use the JSONL release")
     if done.returncode:
-        memory, seconds = _limits(size)
         raise DataError(
             f"{path}: refused: needs more than {seconds} s or {memory >> 20:,} MiB of memory;"
             " use the JSONL release"
@@ -116,10 +116,9 @@ def _cost(item: Any, depth: int = 0) -> int:
     return 1 + sum(_cost(part, depth + 1) for part in item)
 
 
-def _main() -> int:
+def _main(memory: int, seconds: int) -> int:
     """Convert a pickle on standard input to JSON lines. The reason of a refusal goes to standard error."""
     data = sys.stdin.buffer.read()
-    memory, seconds = _limits(len(data))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     used = math.ceil(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
@@ -136,4 +135,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(_main(*map(int, sys.argv[1:])))

@@ -226,26 +226,26 @@ class Codec:
                 lines[-1].append(word)
         return "\n".join(map(self.tokenizer.join, lines))
 
-    def _files(self) -> dict[str, bytes]:
-        """Stored form: file name → content."""
-        pairs = list(zip(self.vocabulary.tokens, self.vocabulary.counts, strict=True))
+    def _settings(self) -> bytes:
+        """Content of ``tokenizer.json``."""
         settings: dict[str, Any] = {"kind": self.tokenizer.kind, "lowercase": self.tokenizer.lowercase}
-        files = {"vocabulary.json": json.dumps(pairs, ensure_ascii=False, indent=0).encode()}
         if isinstance(self.tokenizer, SentencePiece | PretrainedTokenizer):
-            files["tokenizer.model"] = self.tokenizer.model
             settings["model_sha256"] = hashlib.sha256(self.tokenizer.model).hexdigest()
-        return {"tokenizer.json": json.dumps(settings, indent=1).encode(), **files}
+        return json.dumps(settings, indent=1).encode()
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of tokenizer and vocabulary, equal if and only if two codecs give the same ids."""
-        known = json.dumps(self.vocabulary.tokens).encode() + self._files()["tokenizer.json"]
+        known = json.dumps(self.vocabulary.tokens).encode() + self._settings()
         return hashlib.sha256(known).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the codec into an existing folder. Raises StorageError on failure."""
-        for name, content in self._files().items():
-            write_atomic(folder / name, content)
+        pairs = list(zip(self.vocabulary.tokens, self.vocabulary.counts, strict=True))
+        write_atomic(folder / "tokenizer.json", self._settings())
+        write_atomic(folder / "vocabulary.json", json.dumps(pairs, ensure_ascii=False, indent=0).encode())
+        if isinstance(self.tokenizer, SentencePiece | PretrainedTokenizer):
+            write_atomic(folder / "tokenizer.model", self.tokenizer.model)
 
     @classmethod
     def load(cls, folder: Path) -> Self:

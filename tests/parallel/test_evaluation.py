@@ -63,6 +63,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
+@pytest.mark.slow
 def test_a_language_model_evaluated_by_processes_of_this_machine(
     folder: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from lm.config.presets import preset_names
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.registry import HEADS
+from tests.support.scripts import SCRIPTS, run_script
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -92,11 +92,7 @@ def test_the_page_of_heads_has_every_kind() -> None:
 
 def test_generated_parts_are_up_to_date() -> None:
     """Otherwise: python scripts/docs.py."""
-    command = [sys.executable, str(ROOT / "scripts/docs.py"), "--check"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stdout + done.stderr
+    run_script(SCRIPTS / "docs.py", "--check")
 
 
 def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields(

@@ -1,15 +1,12 @@
 """The scripts that turn runs into tables and pictures."""
 
 import importlib
-import io
 import json
 import math
-import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,12 @@ from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import config_of
 from tests.support.kept_records import edit_record, keep_record
+from tests.support.scripts import SCRIPTS, ended_script, run_script
 
 SCHEMAS: dict[str, tuple[str, type[LmConfig] | type[DialogConfig]]] = {  # with the family of presets
     "lm": ("ptb_small", LmConfig),
     "dialog": ("smalltalk", DialogConfig),
 }
-SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
 
 def make_run(folder: Path, head: str, seed: int, perplexity: float, family: str = "lm") -> Path:
@@ -63,23 +60,6 @@ def without_scores(record: dict[str, Any]) -> None:
     """Take from the record of a dialog model what a language model has not."""
     for key in ("bleu", "bleu_legacy", "legacy_undefined_share", "inter_distinct_2"):
         del record["result"][key]
-
-
-def ended_script(script: Path, *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a script in this process, which has loaded torch already."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.syspath_prepend(str(SCRIPTS))
-        patch.setattr(sys, "argv", [str(script), *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            runpy.run_path(str(script), run_name="__main__")
-    return int(left.value.code or 0), out.getvalue(), err.getvalue()
-
-
-def run_script(script: Path, *arguments: object) -> str:
-    code, out, err = ended_script(script, *arguments)
-    assert not code, err
-    return out
 
 
 def test_results_table(tmp_path: Path) -> None:
