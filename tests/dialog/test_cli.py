@@ -14,6 +14,7 @@ from lm.cli import main as lm_main
 from lm.config.load import load_config
 from lm.config.presets import preset_folder, preset_names
 from lm.errors import ConfigError
+from tests.support.command_lines import Outcome
 
 TINY = """
 extends = "{base}"
@@ -39,8 +40,6 @@ nbest = 2
 max_length = 4
 """
 TALK = "A: good morning\nB: morning , did you sleep ?\nA: i did\nB: good\n\nA: hello\nB: well hello\nA: bye\n"
-
-Outcome = tuple[int, str, str]
 
 
 @pytest.mark.parametrize(("main", "family"), [(main, "dialog"), (lm_main, "lm")])

@@ -21,7 +21,7 @@ from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
 from lm.text.hub import load_tables
 from lm.text.lines import InputLog
-from tests.dialog.test_corpus import OTHER, ROWS, TURNS, refusal, said, write, zhao
+from tests.support.corpus_files import OTHER, ROWS, TURNS, refusal, said, write, zhao
 
 # --- the SwDA release --------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ import math
 import random
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +13,11 @@ import pytest
 import torch
 
 from dialog.batches import list_examples
-from dialog.config import DataConfig, DialogConfig
+from dialog.config import DialogConfig
 from dialog.evaluate import (
     _unknown_share,
     bleu_tokens,
     evaluate,
-    load_test_set,
     perplexities,
     rescore,
     score_responses,
@@ -34,14 +32,13 @@ from dialog.tables import evaluation_tables
 from dialog.task import build_model
 from dialog.trained import TargetScore, TrainedModel
 from dialog.utterance import Dialog, Utterance
-from dialog.variety import human_variety
 from lm.config.load import Resolved, save_config
-from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.errors import DivergenceError
 from lm.heads.config import HeadConfig
 from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec, build_codec
-from tests.support.signals import signal_at
+from tests.support.evaluable_run import conversations, evaluable_run, write_dialogs
 from tests.support.words import WORDS
 
 # Perplexity
@@ -96,30 +93,6 @@ def test_other_settings_have_other_names() -> None:
 
 # A whole run
 
-SMALL = DialogConfig.model_validate(
-    {
-        "model": {"embedding_size": 8},
-        "encoder": {"utterance_size": 6, "context_size": 10},
-        "decoder": {"hidden_size": 9},
-        "decode": {"beam": 3, "nbest": 2, "max_length": 5},
-    }
-)
-
-
-def conversations(seed: int, count: int = 3) -> list[Dialog]:
-    rng = random.Random(seed)
-    return [
-        Dialog(
-            str(number),
-            "pets",
-            tuple(
-                Utterance("AB"[turn % 2], " ".join(rng.choices(WORDS, k=rng.randint(1, 6))))
-                for turn in range(6)
-            ),
-        )
-        for number in range(count)
-    ]
-
 
 @pytest.mark.parametrize("kind", ["wordpunct", "whitespace", "char", "unigram", "bpe"])
 def test_bleu_compares_words_whatever_the_tokens_of_the_run(kind: str) -> None:
@@ -131,30 +104,9 @@ def test_bleu_compares_words_whatever_the_tokens_of_the_run(kind: str) -> None:
     assert bleu_tokens(codec, [*codec.encode(texts[0]), unknown]) == [*texts[0].split(), "<unk>"]
 
 
-def write_dialogs(path: Path, dialogs: list[Dialog]) -> None:
-    rows = [
-        {"topic": d.topic, "utts": [[u.speaker, u.text, ["sd", None]] for u in d.utterances]} for d in dialogs
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 @pytest.fixture
 def run(in_tmp: Path) -> Path:
-    """A run folder with a random model, and ``test.jsonl`` beside it."""
-    write_dialogs(in_tmp / "test.jsonl", conversations(2))
-    config = SMALL.model_copy(update={"data": SMALL.data.model_copy(update={"test": "test.jsonl"})})
-    texts = [u.text for d in conversations(1, 20) for u in d.utterances]
-    codec = build_codec(
-        "wordpunct", texts, vocab_size=40, lowercase=True, extra_counts={"<s>": 9, "</s>": 9, "<d>": 3}
-    )
-    folder = in_tmp / "run"
-    folder.mkdir()
-    save_config(Resolved(config, {}), folder / "config.json")
-    codec.save(folder)
-    store = CheckpointStore(folder / "checkpoints")
-    store.commit(1, {"model": build_model(config, codec).state_dict()}, {}, {})
-    store.point("best", 1)
-    return folder
+    return evaluable_run(in_tmp)
 
 
 def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
@@ -309,47 +261,6 @@ def test_references_and_limit_and_overrides(run: Path) -> None:
     assert evaluate(run, references=Path("refs.json")).subject.data.sha256 != data["sha256"]
 
 
-def test_settings_without_effect_are_refused_where_they_are_given(run: Path) -> None:
-    sample = "decode.method=sample"
-    for first, key, value, method, other in (
-        (sample, "beam", "4", "sample", "beam"),
-        (sample, "groups", "1", "sample", "beam"),
-        ("decode.beam=2", "top_k", "5", "beam", "sample"),
-        ("decode.beam=2", "seed", "7", "beam", "sample"),
-    ):
-        told = refusal(run, ConfigError, overrides=[first, f"decode.{key}={value}"])
-        remedy = f"leave it out, or choose decode.method = {other}"
-        assert told == f"--set decode.{key}: has no effect with decode.method = {method}; {remedy}"
-    assert (
-        evaluate(run, overrides=[sample, "decode.top_k=5"], limit=2).name
-        == "test.first-2.method-sample.top_k-5"
-    )
-
-
-def test_references_are_read_before_they_are_judged(run: Path) -> None:
-    references = Path("refs.json")
-    for content, kind, told in (
-        ('{"a":', DataError, "refs.json:1:6: not JSON"),
-        ('[{"context": [], "responses": ["yes"]}]', ConfigError, "refs.json: lacks the last responses"),
-    ):
-        references.write_text(content, encoding="utf-8")
-        with pytest.raises(kind, match=told):
-            load_test_set(None, references, None, DataConfig(last_response=True))
-
-
-def test_a_missing_test_split_is_named_by_its_key(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run / "elsewhere").mkdir()
-    monkeypatch.chdir(run / "elsewhere")
-    told = (
-        "test.jsonl: no such file or folder; it is data.test of the run's config, relative to the folder of"
-        " the training; run the command in that folder, or name a "
-    )
-    assert refusal(run, DataError) == f"{told}corpus with --data"
-    with pytest.raises(DataError) as error:
-        human_variety(str(run))
-    assert str(error.value) == f"{told}corpus instead of the run"
-
-
 def test_evaluations_do_not_replace_each_other(run: Path) -> None:
     CheckpointStore(run / "checkpoints").point("last", 1)
     for folder, seed in (("a", 2), ("b", 3)):
@@ -389,75 +300,3 @@ def test_a_context_without_a_response_counts_as_an_empty_one(run: Path) -> None:
     assert all(row["hypotheses"] == [[]] for row in rows if not row["scores"])
     assert result.warnings[0].startswith(f"{missing} of {len(rows)} contexts count as answered by nothing")
     assert rescore(Path("none.jsonl")) == result.report.scores
-
-
-def refusal(run: Path, kind: type[Exception], **options: Any) -> str:
-    """The line that evaluating a run like this ends with."""
-    with pytest.raises(kind) as caught:
-        evaluate(run, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
-
-
-def test_bad_input_leaves_nothing_behind(run: Path) -> None:
-    write_references(Path("refs.json"), build_references([], conversations(8)))
-    write_dialogs(
-        Path("greek.jsonl"), [Dialog("x", "", (Utterance("A", "χαίρετε κόσμε"), Utterance("B", "γεια")))]
-    )
-    before = contents(run.parent)
-    references = refusal(run, DataError, references=Path("refs.json"))
-    assert "15 of 15 contexts have no item" in references
-    assert "100% of its tokens are unknown to the run" in refusal(run, DataError, data="greek.jsonl")
-    assert "nowhere.jsonl" in refusal(run, DataError, data="nowhere.jsonl")
-    assert "--limit 0" in refusal(run, ConfigError, limit=0)
-    assert "decode.baem" in refusal(run, ConfigError, overrides=["decode.baem=3"])
-    assert "only decode.*" in refusal(run, ConfigError, overrides=["model.dropout=0.5"])
-    assert "its folder does not exist" in refusal(run, StorageError, output=Path("no/where.jsonl"))
-    assert "step-7" in refusal(run, StorageError, checkpoint="step-7")
-    assert "a folder of runs, not a run; name one of them" in refusal(run.parent, StorageError)
-    assert contents(run.parent) == before
-
-
-def test_an_interrupted_evaluation_writes_whole_files_or_none(run: Path) -> None:
-    """A signal at moments of all the work, and at every one of the end, which writes."""
-    hypotheses = Path("hyps.jsonl")
-    before = contents(run.parent)
-    evaluated = partial(evaluate, run, output=hypotheses, limit=3)
-    evaluated()
-    whole = contents(run.parent)
-    with signal_at() as calls:
-        evaluated()
-    assert contents(run.parent) == whole
-    assert calls[0] > 1000
-    late = 0
-    for call in (*range(1, calls[0] - 60, calls[0] // 12), *range(calls[0] - 60, calls[0], 3)):
-        shutil.rmtree(run / "evaluation", ignore_errors=True)
-        hypotheses.unlink(missing_ok=True)
-        with pytest.raises(KeyboardInterrupt), signal_at(call):
-            evaluated()
-        left = contents(run.parent)
-        assert left.items() <= whole.items()
-        assert left.keys() >= before.keys()
-        late += left != before
-    assert late, "some came while or after files were written"
-
-
-@pytest.mark.parametrize(
-    "line", ["", "[]", "{}", '{"hypotheses": []}', "nonsense", '{"hypotheses": [], "references"']
-)
-def test_files_that_are_not_hypotheses_are_named_with_the_line(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "hyps.jsonl"
-    path.write_text('{"hypotheses": [["a"]], "references": [["a"]]}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"hyps\.jsonl:2: "):
-        rescore(path)
-
-
-def test_hypotheses_that_are_text_are_refused_with_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "hyps.jsonl"
-    path.write_text('{"hypotheses": ["a b"], "references": [["a"]]}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"hyps\.jsonl: context 0: .* is not a list of tokens"):
-        rescore(path)

@@ -10,8 +10,7 @@ from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.nonsense import nonsense
 from dialog.utterance import Dialog, Utterance
 from lm.errors import DataError
-
-Outcome = tuple[int, str, str]
+from tests.support.command_lines import Outcome
 
 
 def talk(*texts: str, speakers: str = "AB") -> list[Dialog]:

@@ -14,7 +14,7 @@ from dialog.corpora.prepare import PrepareOptions, preparation, prepare
 from lm.errors import DataError, StorageError
 from lm.text.parts import PartOf
 from lm.text.prepared_parts import join_parts, prepare_part
-from tests.dialog.test_prepare import contents, corpus
+from tests.support.talk_source import contents, corpus
 
 SKIP = PrepareOptions(on_bad_line="skip")
 TURNS = [["A", "is it wet in the fen?"], ["B", "crème 中"]]

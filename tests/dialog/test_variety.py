@@ -12,9 +12,8 @@ from dialog.tables import evaluation_tables
 from dialog.variety import human_variety
 from lm.console.tables import Table
 from lm.errors import DataError
+from tests.support.command_lines import Outcome
 from tests.support.tiny_dialog import train_dialog, write_corpus
-
-Outcome = tuple[int, str, str]
 
 
 def test_people_vary_as_much_as_the_yardstick_of_an_evaluation(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from lm.doctor import checks, cli, probe
 from lm.doctor.checks import Diagnosis, careful, light_checks, private
 from lm.heads.head import Head
 from lm.language.doctor import lm_trial
+from tests.support.command_lines import Outcome
 
-Outcome = tuple[int, str, str]
 FINE = """
 import json, os
 stray = b'\\n3\\nnull\\n"begin"\\n[{}]\\n{"check": "x"}\\n' + b"[" * 20_000 + b"\\nno json\\n\\xff\\n"

@@ -27,12 +27,9 @@ from lm.language.evaluate import (
     frequency_buckets,
     likelihood,
 )
-from lm.language.model import LanguageModel
 from lm.language.refinements import (
     MULTIPLIERS,
     Refinements,
-    mean_of_passes,
-    search_mc_temperature,
     search_temperature,
     with_dropout,
 )
@@ -41,14 +38,12 @@ from lm.language.scoring import score_lines, token_nll
 from lm.language.tables import evaluation_tables
 from lm.language.task import score_streams
 from lm.language.trained import TrainedLm
-from lm.language.windows import Ids
 from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.recurrent import RecurrentRates
+from tests.language.test_mc_dropout import mc_nll
 from tests.support.signals import signal_at
-from tests.support.tiny_lm import CELLS, cells, ids_of, tiny_codec, tiny_lm, write_run
-
-MIXTURE: dict[str, Any] = {"kind": "mos", "components": 3, "embedding_size": 6}
+from tests.support.tiny_lm import CELLS, MIXTURE, cells, ids_of, tiny_codec, tiny_lm, write_run
 
 
 def by_hand(trained: TrainedLm, ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -153,57 +148,6 @@ def test_blocks_add_up() -> None:
     sums = blocks(nll)
     assert sums["tokens"] == [BLOCK, BLOCK, 3]
     assert sums["nll"] == pytest.approx([nll[:BLOCK].sum(), nll[BLOCK : 2 * BLOCK].sum(), nll[-3:].sum()])
-
-
-def mc_nll(
-    trained: TrainedLm, sampler: LanguageModel, ids: Ids, samples: int, temperature: float = 1.0
-) -> Floats:
-    """−log of the mean probability of every token over passes with dropout."""
-    window = trained.config.window.length
-    return mean_of_passes(
-        trained,
-        samples,
-        lambda: token_nll(trained, ids, model=sampler, temperature=temperature, window=window),
-    )
-
-
-def test_mc_dropout_is_the_mean_of_probabilities() -> None:
-    trained = tiny_lm(**MIXTURE)
-    ids = ids_of(trained, 30)
-    sampler = with_dropout(trained.model, 0.5)
-    passes = []
-    for sample in range(3):
-        torch.manual_seed(int(np.random.default_rng((5, sample)).integers(2**63)))
-        passes.append(token_nll(trained, ids, model=sampler, window=7))
-    before = torch.get_rng_state()
-    mixed = mc_nll(trained, sampler, ids, 3)
-    np.testing.assert_allclose(mixed, -np.log(np.exp(-np.array(passes)).mean(0)), atol=1e-12)
-    assert torch.equal(torch.get_rng_state(), before), "others' random numbers stay as they are"
-    assert not np.allclose(passes[0], passes[1], atol=1e-3)
-    none = with_dropout(trained.model, 0.0)
-    np.testing.assert_allclose(mc_nll(trained, none, ids, 2), token_nll(trained, ids), atol=1e-12)
-    assert trained.model.config.weight_dropout == 0.3, "the model itself is as it was"
-    assert not trained.model.training
-    assert sampler.head.weight is sampler.embedding.weight
-    for factor in (-0.1, 3.4, math.nan):
-        with pytest.raises(ConfigError, match="--mc-rate"):
-            with_dropout(trained.model, factor)
-
-
-@pytest.mark.parametrize("rate", ["embedding", "input", "hidden", "output", "weight", "latent"])
-def test_every_dropout_is_on_in_mc_passes(rate: str) -> None:
-    trained = tiny_lm(dropout=0.0, **MIXTURE)
-    if rate == "latent":
-        config = trained.model.head.config
-        trained.model.head.config = config.model_copy(update={"latent_dropout": 0.5})
-    elif rate in ("hidden", "weight"):
-        trunk: Any = trained.model.layers
-        trunk.rates = trunk.rates._replace(**{rate: 0.5})
-    else:
-        trained.model.config = trained.model.config.model_copy(update={f"{rate}_dropout": 0.5})
-    ids = ids_of(trained, 30)
-    sampler = with_dropout(trained.model, 1.0)
-    assert not np.allclose(token_nll(trained, ids, model=sampler), token_nll(trained, ids), atol=1e-3)
 
 
 def test_a_run_is_evaluated_and_keeps_the_result(tmp_path: Path) -> None:
@@ -339,20 +283,6 @@ def test_the_temperature_search_scores_as_evaluation_does(tmp_path: Path) -> Non
         for row in search.searched:
             nll = token_nll(trained, ids, paper=paper, temperature=1 / row.multiplier)
             assert row.nll == pytest.approx(nll.mean(), abs=1e-12)
-
-
-def test_the_temperature_of_mc_passes_is_the_best_of_those_tried(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", lines=(120, 10, 15), **MIXTURE)
-    trained = TrainedLm.load(run)
-    sampler = with_dropout(trained.model, 0.8)
-    ids = load_split(str(tmp_path / "valid.txt"), trained.codec).ids()
-    search = search_mc_temperature(trained, sampler, 2)
-    values = {row.multiplier: row.nll for row in search.searched}
-    for multiplier, value in list(values.items())[:2]:
-        expected = mc_nll(trained, sampler, ids, 2, 1 / multiplier).mean()
-        assert value == pytest.approx(expected, abs=1e-12)
-    assert values[search.multiplier] == min(values.values())
-    assert search.temperature == 1 / search.multiplier
 
 
 def test_names_tell_what_is_unusual(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.corpora.sources import ReadOptions
 from lm.text import lines
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
-from tests.language.test_prepare import DEFAULTS, contents, folder_of, standard, text
 from tests.support.signals import signal_at
+from tests.support.tiny_text import contents, folder_of, standard, text
+
+DEFAULTS = PrepareOptions()
 
 
 def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:

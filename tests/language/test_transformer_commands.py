@@ -10,9 +10,9 @@ from lm.cli import main
 from lm.engine.memory import FLOAT
 from lm.language.model import LanguageModel
 from lm.language.windows import longest
+from tests.support.command_lines import Outcome
 from tests.support.tiny_lm import tiny_lm, write_run
 
-Outcome = tuple[int, str, str]
 COMMANDS = [
     ("evaluate RUN --temperature-search --mc-samples 2 --cache 50,0.3,0.1", "continuous cache"),
     ("evaluate RUN --compat paper", "perplexity"),

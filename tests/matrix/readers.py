@@ -32,7 +32,7 @@ from lm.runs.commit import Commit
 from lm.text.lines import InputLog
 from lm.text.vectors import read_vectors
 from lm.text.vocabulary import Codec
-from tests.dialog.test_corpus import CURATED
+from tests.dialog.test_corpus_faults import CURATED
 from tests.dialog.test_corpus_releases import CORPUS, pickled
 from tests.dialog.test_formats import page_examples
 from tests.matrix.row import Case, refused

@@ -17,6 +17,7 @@ from lm.engine.events import no_report
 from lm.errors import ConfigError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
+from tests.support.command_lines import Outcome
 from tests.support.damage import (
     Damage,
     edits,
@@ -27,8 +28,6 @@ from tests.support.damage import (
 )
 from tests.support.talk_run import TALK, attempted, found, settings, used
 from tests.support.tiny_training import write_corpus
-
-Outcome = tuple[int, str, str]
 
 
 def survey(run: Path, whole: Path, damages: Iterator[Damage]) -> int:

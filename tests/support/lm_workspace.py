@@ -11,6 +11,7 @@ import pytest
 from dialog.config import DialogConfig
 from lm.cli import main
 from lm.config.load import Resolved, save_config
+from tests.support.command_lines import Outcome
 from tests.support.kept_records import keep_record
 from tests.support.tiny_lm import text_of
 
@@ -41,7 +42,6 @@ device = "cpu"
 """
 FEWER = ("--set", "head.kind=softmax", "--set", "head.components=1")
 COMMON = {"command", "config", "versions", "seed", "device"}
-Outcome = tuple[int, str, str]
 Lm = Callable[..., Outcome]
 
 

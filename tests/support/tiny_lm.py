@@ -22,6 +22,8 @@ from lm.text.vocabulary import Codec, Vocabulary
 from lm.trunks.config import TransformerConfig
 from tests.support.words import WORDS
 
+MIXTURE: dict[str, Any] = {"kind": "mos", "components": 3, "embedding_size": 6}
+
 CELLS: list[dict[str, Any]] = [
     {},
     {"cap_input_gate": True},

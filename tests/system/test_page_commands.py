@@ -24,6 +24,7 @@ from lm.cli import main as lm_main
 from lm.config.presets import preset_names
 from lm.serve.app import Server
 from lm.serve.server import Address
+from tests.support.command_lines import Outcome
 from tests.support.page_commands import PageCommand, page_commands
 from tests.support.words import WORDS
 
@@ -41,7 +42,6 @@ FEW = (
     "train.checkpoint_minutes=0",
     "head.products=float32",
 )
-Outcome = tuple[int, str, str]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

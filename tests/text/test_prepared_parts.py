@@ -22,7 +22,7 @@ from lm.text.parts import FileRange, PartOf, part_of
 from lm.text.prepared_folder import Prepared
 from lm.text.prepared_parts import join_parts, prepare_as_asked, prepare_part
 from lm.text.workers import in_workers
-from tests.language.test_prepare import contents, folder_of, standard, text
+from tests.support.tiny_text import contents, folder_of, standard, text
 from tests.support.worker_tasks import run
 
 DEFAULTS = PrepareOptions()

@@ -14,6 +14,7 @@ import pytest
 
 from lm import libraries
 from lm.cli import main
+from tests.support.command_lines import Outcome
 from tests.support.tiny_lm import text_of
 
 TINY = """
@@ -38,8 +39,6 @@ SPACE = """[space]
 "optim.lr" = {low = 0.1, high = 10, log = true}
 "model.input_dropout" = {low = 0, high = 0.5}
 """
-
-Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
