@@ -143,7 +143,8 @@ def test_a_config_module_is_a_schema_and_a_train_module_the_wiring() -> None:
 
 
 def test_files_stay_small() -> None:
-    sizes = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
+    own = [path for folder in ("dialog", "lm", "scripts", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
+    sizes = {str(path): path.read_text(encoding="utf-8").count("\n") for path in own}
     assert not {name: size for name, size in sizes.items() if size > MAX_LINES}, "split along a concept"
 
 
