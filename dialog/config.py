@@ -10,7 +10,7 @@ from lm.cells.config import CellKind, CellSettings
 from lm.config.load import Resolved, keys_of, override, require_read
 from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.errors import require
+from lm.errors import require, visible
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import TransformerConfig
@@ -185,7 +185,7 @@ class ModelConfig(Section):
     def _consistent(self) -> Self:
         kind = trunk_kind(self.trunk)
         if kind not in ("", PRETRAINED):
-            raise ValueError(f"trunk = {self.trunk}: must be hf:FOLDER, or empty")
+            raise ValueError(f"trunk = {visible(self.trunk)}: must be hf:FOLDER, or empty")
         if wrong := self.misplaced("trunk", (self.trunk,)):
             raise unfit(self.trunk, wrong) if self.trunk else ValueError(f"{wrong}; leave it out")
         return self

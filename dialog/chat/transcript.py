@@ -21,7 +21,7 @@ from lm.config.section import Section
 from lm.config.write import setting_text
 from lm.console.terminal import sanitize
 from lm.disk.storage import read_file, require_writable, write_atomic
-from lm.errors import DataError
+from lm.errors import DataError, visible
 from lm.runs.outputs import require_foreign
 
 HUMAN: Final = "A"
@@ -85,17 +85,17 @@ def one_line(text: str) -> str:
 def write_transcript(path: Path, turns: Iterable[Turn]) -> int:
     """Write a conversation atomically. Return the number of utterances.
 
-    It only ever overwrites a saved conversation. ConfigError for a file of a run or a prepared corpus.
-    DataError for any other file that is not a saved conversation. StorageError if the file is not writable.
+    It only ever overwrites a saved conversation or an empty file. ConfigError for a file of a run or a
+    prepared corpus. DataError for any other file. StorageError if the file is not writable.
     """
     require_foreign(path)
     require_writable(path)
-    if os.path.lexists(path):
+    if os.path.lexists(path) and path.stat().st_size:
         try:
             read_transcript(path)
         except DataError as error:
             raise DataError(f"{error}, so it is not replaced; save to another file") from None
-    records = [record for turn in turns for record in _records(path.stem, turn)]
+    records = [record for turn in turns for record in _records(visible(path.stem), turn)]
     lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) for record in records]
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
     return len(records)

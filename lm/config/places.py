@@ -1,5 +1,6 @@
 """Configs, runs and corpora by the paths that users give, and hints where one is taken for another."""
 
+import os
 import re
 import shlex
 from contextlib import suppress
@@ -36,13 +37,13 @@ def find_config(source: str, family: str) -> Path | Preset:
     if preset := preset_of_path(path, family):
         return preset
     _, other = _programs(family)
-    if path.stem in preset_names(other) and not path.exists():
+    if path.stem in preset_names(other) and not os.path.exists(path):
         raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
-    if path.is_dir():
+    if os.path.isdir(path):
         found = wrong_kind(path, family, "a config")
         found = found or f"a folder; give a preset (`{family} presets` lists them) or a .toml file"
         raise ConfigError(f"{source}: {found}")
-    if path.exists():
+    if os.path.exists(path):  # those of pathlib raise for a name that is too long
         return path
     hint = did_you_mean(path.stem, names) or f"; `{family} presets` lists the presets"
     looks_like_path = path.suffix == ".toml" or len(path.parts) > 1
@@ -93,7 +94,7 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
     Known are presets, runs, folders of runs, prepared corpora, models of transformers, configs and, with a
     ``family``, other files.
     """
-    name, folder = shlex.quote(visible(path)), path.is_dir()
+    name, folder = shlex.quote(visible(path)), os.path.isdir(path)
     kind = hint = ""
     if folder and (model := _model_type(path / _CONFIG)):
         kind = f"a model of transformers ({visible(model)})"
@@ -109,9 +110,9 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
         use = f"own_small --data {name}" if program == "dialog" else f"CONFIG {splits}"
         kind = "a prepared corpus" if program == family else f"a corpus of `{program} prepare`"
         hint = f"train on it with `{program} train {use}`"
-    elif path.is_file() and path.suffix == ".toml" and family:
+    elif os.path.isfile(path) and path.suffix == ".toml" and family:
         kind, hint = "a config", f"make a run with `{family} train {name}`"
-    elif path.is_file() and family:
+    elif os.path.isfile(path) and family:
         use = f"train own_small --data {name}" if family == "dialog" else f"prepare {name} --out data/own"
         kind, hint = "a file", f"if it has text to train on, run `{family} {use}`"
     elif program := next((one for one in _programs(family) if str(path) in preset_names(one)), ""):

@@ -8,6 +8,7 @@ file without such tables is one config with the name STEM.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def find_space(source: str, family: str) -> Path:
     if source in spaces:
         return short_path(spaces[source])
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     hint = did_you_mean(path.stem, spaces) or f"; the spaces of `{family}` are {', '.join(spaces)}"
     raise ConfigError(f"--space {source}: no such space or file{hint}")

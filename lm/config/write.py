@@ -25,8 +25,9 @@ def toml_text(values: Mapping[str, object]) -> str:
 
 
 def setting_text(key: str, value: object) -> str:
-    """``KEY=VALUE`` as ``--set`` reads it; text needs no quotes there."""
-    return f"{key}={value if isinstance(value, str) else literal(value)}"
+    """``KEY=VALUE`` as ``--set`` reads it. Text needs quotes only where it has some, or blanks around it."""
+    plain = isinstance(value, str) and value == value.strip() and not value.startswith(("'", '"'))
+    return f"{key}={value if plain else literal(value)}"
 
 
 def literal(value: object) -> str:

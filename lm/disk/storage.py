@@ -29,6 +29,7 @@ Part: TypeAlias = bytes | bytearray | memoryview
 CHUNK = 4 << 20  # bytes in one write or read
 SEAL = "sha256"
 MAX_JSON = 200_000_000  # bytes; a larger JSON file is damaged or foreign
+_LONGEST_KEPT = 255 - len("..000000000000.tmp")  # bytes of a file's name in that of its temporary file
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 _NO_ROOM = "free {needed} there, then run the same command again"
 _NO_LOCKS = "the file system cannot lock files: choose a folder on another file system"
@@ -193,18 +194,32 @@ def _temporary(path: Path) -> tuple[Path, int]:
     """A new file beside ``path``, open and locked. Files of killed processes are not locked."""
     while True:
         number = secrets.randbelow(10**12)  # not the PID: in a container a killed process had the same
-        tmp = path.parent / f".{path.name}.{number}.tmp"
+        tmp = path.parent / f".{_kept_name(path.name)}.{number}.tmp"
         fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-        with suppress(OSError):  # locked by a clean-up, or no locks on the file system
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # a clean-up is about to remove it
+            os.close(fd)
+            continue
+        except OSError:  # no locks on the file system
+            pass
         if os.path.lexists(tmp):
+            with suppress(OSError):  # there is no older file, or another user's
+                os.fchmod(fd, stat.S_IMODE(os.lstat(path).st_mode) | stat.S_IWUSR)
             return tmp, fd
         os.close(fd)
 
 
+def _kept_name(name: str) -> str:
+    """The beginning of a file's name that leaves room for the rest of its temporary name."""
+    content = os.fsencode(name)
+    return name if len(content) <= _LONGEST_KEPT else content[:_LONGEST_KEPT].decode(errors="ignore")
+
+
 def remove_leftovers(folder: Path, name: str = "") -> None:
     """Remove temporary files of killed processes in ``folder``, or only those of the file ``name``."""
-    leftover = re.compile(rf"\.{re.escape(name) or '.+'}\.\d{{1,12}}\.tmp", re.ASCII | re.DOTALL)
+    kept = re.escape(_kept_name(name)) or ".+"
+    leftover = re.compile(rf"\.{kept}\.\d{{1,12}}\.tmp", re.ASCII | re.DOTALL)
     with suppress(OSError):
         for found in filter(leftover.fullmatch, os.listdir(folder)):
             _remove_unless_locked(folder / found)
@@ -320,9 +335,9 @@ def write_json(path: Path, value: JSON) -> None:
 def require_writable(path: Path) -> None:
     """Raise StorageError if :func:`write_atomic` could not write a file, as a check before long work."""
     folder = path.absolute().parent
-    if not folder.is_dir():
-        raise StorageError(f"{path}: its folder does not exist; create it first")
     with storage_errors(path):
+        if not folder.is_dir():
+            raise StorageError(f"{path}: its folder does not exist; create it first")
         _require_replaceable(path)
     require_creatable(folder)
 

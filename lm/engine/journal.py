@@ -30,7 +30,8 @@ class Journal:
     def __init__(self, run: Run) -> None:
         self._metrics, self._timing = run.metrics, run.timing
         self._unwritten: list[Mapping[str, object]] = []
-        self._timed = 0.0  # training seconds at the last line of timing.jsonl
+        self._timed = 0.0  # training seconds at the last line of timing.jsonl, or at the last resumption
+        self._untimed = 0  # tokens of the window before that
 
     def record(self, progress: Progress, split: str, values: Mapping[str, str | float]) -> None:
         """Append a line to metrics.jsonl; non-finite numbers become null."""
@@ -45,8 +46,8 @@ class Journal:
         nll, norm = window.nll / window.tokens, window.grad_norm / window.updates
         means = {"nll": nll, "perplexity": perplexity(nll), "lr": lr, "grad_norm": norm}
         self.record(progress, "train", means | {"tokens": window.tokens})
-        speed = window.tokens / max(1e-9, seconds - self._timed)
-        self._timed = seconds
+        speed = (window.tokens - self._untimed) / max(1e-9, seconds - self._timed)
+        self._timed, self._untimed = seconds, 0
         with suppress(StorageError):  # the training does not depend on it
             self._timing.append({"step": progress.step, "seconds": seconds, "tokens_per_second": speed})
 
@@ -79,9 +80,9 @@ class Journal:
         self._metrics.truncate(metrics)
         return lost
 
-    def resume(self, timing: int, seconds: float) -> None:
+    def resume(self, progress: Progress, timing: int, seconds: float) -> None:
         """Continue after ``seconds`` of training, with the first ``timing`` bytes of timing.jsonl."""
-        self._timed = seconds
+        self._timed, self._untimed = seconds, progress.window.tokens
         self._timing.truncate(min(timing, self._timing.offset))
 
     def _write(self) -> None:

@@ -188,7 +188,7 @@ def make_reporter(stream: TextIO, tensorboard: Path | None = None) -> Reporter:
 
 
 class Meter:
-    """Smoothed loss, speed, and completed share of a training."""
+    """Smoothed loss, speed, and completed share of a training. A thread may read while another counts."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -224,14 +224,16 @@ class Meter:
     @property
     def nll(self) -> float:
         """Nats per token over the last 50 updates."""
-        tokens = sum(entry[2] for entry in self._recent)
-        return sum(entry[1] for entry in self._recent) / tokens if tokens else math.nan
+        recent = tuple(self._recent)
+        tokens = sum(entry[2] for entry in recent)
+        return sum(entry[1] for entry in recent) / tokens if tokens else math.nan
 
     @property
     def tokens_per_second(self) -> float:
         """Speed over the last 50 updates, without validations."""
-        seconds = self._recent[-1][0] - self._recent[0][0]
-        return sum(entry[2] for entry in list(self._recent)[1:]) / seconds if seconds > 0 else 0.0
+        recent = tuple(self._recent)
+        seconds = recent[-1][0] - recent[0][0]
+        return sum(entry[2] for entry in recent[1:]) / seconds if seconds > 0 else 0.0
 
     @property
     def done(self) -> float | None:

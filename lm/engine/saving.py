@@ -67,14 +67,14 @@ class Saver:
                 self._report(
                     Note("the log has records but there is no checkpoint: starting over with an empty log")
                 )
-            self._journal.resume(0, 0.0)
+            self._journal.resume(self._training.progress, 0, 0.0)
             return
         whole = self._journal.require(_log_of(commit))
         self._load(commit, whole)
         self._settle()
         facts: Any = commit.facts
         self._clock.resume(facts["seconds"])
-        self._journal.resume(facts["timing_bytes"], facts["seconds"])
+        self._journal.resume(self._training.progress, facts["timing_bytes"], facts["seconds"])
         self._report(Note(f"resuming after step {commit.step}"))
         if not whole:
             self._commit()  # before any line is written: a kill must not leave a log that no commit records
@@ -99,6 +99,8 @@ class Saver:
         except StorageError:  # the log was restarted after that commit
             whole = False
         self._load(commit, whole)
+        facts: Any = commit.facts
+        self._journal.resume(self._training.progress, facts["timing_bytes"], self._clock.seconds)
         if not whole:
             self._lost_log()
         self.dirty = True

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from lm.cells.config import CellConfig
 from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, NotNegative, Owner, Positive, Rate, Section, Size
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.errors import visible
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
 from lm.trunks.config import TransformerConfig
@@ -199,7 +200,7 @@ class ModelConfig(Section):
     def _consistent(self) -> Self:
         kind = trunk_kind(self.trunk)
         if kind not in (*_OWN, PRETRAINED):
-            raise ValueError(f"trunk = {self.trunk}: must be recurrent, transformer or hf:FOLDER")
+            raise ValueError(f"trunk = {visible(self.trunk)}: must be recurrent, transformer or hf:FOLDER")
         if kind == "transformer" and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
             raise ValueError(f"hidden_sizes: the layers of a transformer have one size, not {sizes}")

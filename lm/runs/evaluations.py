@@ -182,8 +182,8 @@ def keep(run: Path, result: R, contexts: JsonObject, details: JsonObject | None 
     folder, own = run / EVALUATIONS, _inputs_of(as_json(result))
     result = replace(result, name=_file_stem(result.name))
     make_folder(folder)
-    remove_leftovers(folder)
     with exclusive(folder / _LOCK), deferred_signals():
+        remove_leftovers(folder)
         known = kept_inputs(evaluation_file(run, result.name))
         if known and known[0] != own:
             result = replace(result, name=f"{result.name}.{own[:HASH_DIGITS]}")

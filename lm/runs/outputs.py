@@ -48,7 +48,7 @@ def require_foreign(path: Path) -> None:
     """Raise ConfigError for a file that is part of a run or a prepared corpus."""
     real = Path(os.path.realpath(path))
     for folder in real.parents[:3]:
-        is_ours = any((folder / name).is_file() for name in ("config.json", "manifest.json"))
+        is_ours = any(os.path.isfile(folder / name) for name in ("config.json", "manifest.json"))
         if is_ours and real.relative_to(folder).parts[0] in _PARTS and os.path.lexists(path):
             raise ConfigError(f"{path}: belongs to {folder}; write to another file")
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lm.serve.failure import ApiError
 from lm.steps import Check
@@ -17,6 +17,7 @@ from lm.steps import Check
 ResultT = TypeVar("ResultT")
 
 LINGER = 0.5  # times the duration of a batch, in which its clients are expected to ask again after it
+MOST_LINGER = 0.1  # seconds that a request waits for them at most
 BATCH_SECONDS = 60.0  # that a batch may take
 BATCH_ROWS = 256  # texts that a batch of several jobs may decode
 
@@ -36,14 +37,20 @@ class Job:
     rows: int = 1
 
 
-Entry = tuple[Job, "asyncio.Future[Any]"]
+class Entry(NamedTuple):
+    """A job, the future of its result, and the number of its request."""
+
+    job: Job
+    future: "asyncio.Future[Any]"
+    request: int
 
 
 class Batcher:
     """Runs jobs in a thread, oldest first, each with the waiting ones of its group.
 
     A job whose future is cancelled before it begins is dropped. A batch ends when all of its futures are
-    cancelled. Each job of a batch that fails waits again, to run alone, so only those at fault get an error.
+    cancelled. Each job of a batch that fails goes to the end of the queue and runs alone, so only those at
+    fault get an error.
 
     Args:
         most: jobs that run together at most.
@@ -64,24 +71,29 @@ class Batcher:
         self._most, self._limit, self._ran, self._seconds = most, waiting, ran, seconds
         self._rows = rows
         self._waiting: list[Entry] = []
+        self._requests = 0
         self._arrived = asyncio.Event()
         self._closed = False
 
     @property
     def waiting(self) -> int:
         """The number of waiting jobs."""
-        return sum(not future.done() for _, future in self._waiting)
+        return len(self._unanswered())
+
+    def _unanswered(self) -> list[Entry]:
+        return [entry for entry in self._waiting if not entry.future.done()]
 
     def submit(self, *jobs: Job) -> "list[asyncio.Future[Any]]":
         """Enqueue the jobs of a request. ApiError 429 if too many wait, 503 after :meth:`close`."""
         if self._closed:
             raise ApiError(503, "the server is stopping", code="server_stopping")
-        self._waiting = [entry for entry in self._waiting if not entry[1].done()]  # without those that left
+        self._waiting = self._unanswered()  # without those that left
         if len(self._waiting) + len(jobs) > self._limit:
             raise ApiError(429, "too many requests wait; try again later", code="rate_limit_exceeded")
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Any]] = [loop.create_future() for _ in jobs]
-        self._waiting += zip(jobs, futures, strict=True)
+        self._requests += 1
+        self._waiting += [Entry(*pair, self._requests) for pair in zip(jobs, futures, strict=True)]
         self._arrived.set()
         return futures
 
@@ -107,13 +119,14 @@ class Batcher:
                 begun = time.monotonic()
                 await self._run(batch, thread)
                 ended = time.monotonic()
-                answered = sum(_answered(future) for _, future in batch)
-                expected, until = answered + self.waiting, ended + LINGER * (ended - begun)
+                expected = _clients([*filter(_answered, batch), *self._unanswered()])
+                until = ended + min(MOST_LINGER, LINGER * (ended - begun))
 
     async def _gather(self, expected: int, until: float) -> None:
-        """Wait for jobs up to an expected number or a time, since answered clients ask again."""
-        while self.waiting < expected and not self._closed and (left := until - time.monotonic()) > 0:
-            if sum(job.rows for job, future in self._waiting if not future.done()) >= self._rows:
+        """Wait for requests up to an expected number or a time, since answered clients ask again."""
+        while not self._closed and (left := until - time.monotonic()) > 0:
+            waiting = self._unanswered()
+            if _clients(waiting) >= expected or sum(entry.job.rows for entry in waiting) >= self._rows:
                 return
             self._arrived.clear()
             with suppress(TimeoutError):
@@ -123,10 +136,8 @@ class Batcher:
         """Take the oldest job, and others of its group."""
         batch: list[Entry] = []
         left = []
-        for entry in self._waiting:
-            if entry[1].done():
-                continue
-            if not batch or self._joins(entry[0], [job for job, _ in batch]):
+        for entry in self._unanswered():
+            if not batch or self._joins(entry.job, [one.job for one in batch]):
                 batch.append(entry)
             else:
                 left.append(entry)
@@ -138,7 +149,7 @@ class Batcher:
         return job.group == batch[0].group and len(batch) < self._most and rows <= self._rows
 
     async def _run(self, batch: Sequence[Entry], thread: "DaemonThread") -> None:
-        jobs, futures = [job for job, _ in batch], [future for _, future in batch]
+        jobs, futures = [entry.job for entry in batch], [entry.future for entry in batch]
         self._ran(len(jobs))
         found = await asyncio.wrap_future(thread.call(partial(_outcome, jobs, self._check(futures))))
         if isinstance(found, list):
@@ -146,7 +157,7 @@ class Batcher:
                 if not future.done():  # else its client has left
                     future.set_result(result)
         elif len(batch) > 1:
-            self._waiting += [(replace(job, group=object()), future) for job, future in batch]
+            self._waiting += [entry._replace(job=replace(entry.job, group=object())) for entry in batch]
         elif not futures[0].done():
             futures[0].set_exception(found)
 
@@ -195,8 +206,14 @@ class DaemonThread:
                 future.set_result(function())
 
 
-def _answered(future: "asyncio.Future[Any]") -> bool:
+def _answered(entry: Entry) -> bool:
+    future = entry.future
     return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _clients(entries: Sequence[Entry]) -> int:
+    """The number of requests that jobs belong to."""
+    return len({entry.request for entry in entries})
 
 
 def _outcome(jobs: Sequence[Job], check: Check) -> list[Any] | Exception:

@@ -43,7 +43,8 @@ class Address:
             raise ConfigError(
                 f"--host {self.host}: others can reach this address; give --api-key-file, or use 127.0.0.1"
             )
-        return Policy(keys, None if keys else LOOPBACK | {self.host.lower()})
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        return Policy(keys, None if keys else LOOPBACK | {own.lower()})
 
     def listen(self) -> socket.socket:
         """A listening socket. ConfigError if the address is taken, or not of this machine."""
@@ -65,7 +66,7 @@ class Address:
 def is_loopback(host: str) -> bool:
     """True for an address that only this machine reaches."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

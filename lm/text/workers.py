@@ -1,19 +1,21 @@
 """Worker processes for one piece of work each, which end with the command that started them.
 
-The standard library pickles arguments and errors. Only this command and its workers hold the pipes.
+The standard library pickles arguments and errors, of which only our own and those of the system are sent as
+they are. Only this command and its workers hold the pipes.
 """
 
 import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from lm.errors import WorkerError
+from lm.errors import HighrankError, WorkerError
 from lm.stop import SIGNALS
 
 
@@ -49,7 +51,7 @@ def _require_done(answers: Sequence[Connection]) -> None:
         for answer in wait([answer for answer in answers if answer not in given]):
             assert isinstance(answer, Connection)
             try:
-                given[answer] = answer.recv()
+                given[answer] = _failure(*answer.recv())
             except EOFError:
                 raise WorkerError(
                     f"one of {len(answers)} processes was killed, perhaps for lack of memory; run the same"
@@ -63,14 +65,25 @@ def _require_done(answers: Sequence[Connection]) -> None:
 
 
 def _answer(given: Connection, work: Callable[..., None], task: tuple[Any, ...]) -> None:
-    """The work of one process, which sends its error or None."""
+    """The work of one process, which sends its error or None, and the traceback of an internal error."""
     _follow_parent()
     failure: Exception | None = None
+    told = ""
     try:
         work(*task)
-    except Exception as error:
+    except (HighrankError, OSError) as error:
         failure = error
-    given.send(failure)
+    except Exception as error:
+        failure = RuntimeError(f"{type(error).__name__} in a worker: {error}")  # others may not be pickled
+        told = traceback.format_exc()
+    given.send((failure, told))
+
+
+def _failure(error: Exception | None, told: str) -> Exception | None:
+    """The error of a worker, with its traceback as the cause."""
+    if error is not None and told:
+        error.__cause__ = RuntimeError(told)
+    return error
 
 
 @contextmanager

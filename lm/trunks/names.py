@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lm.config.own_remedy import OwnRemedyError
+from lm.errors import visible
 
 PRETRAINED = "hf"  # kind of the trunks that are models of transformers
 _EXAMPLES = "docs/huggingface.md"  # has a config of each family on such a trunk
@@ -36,7 +37,7 @@ def unfit(trunk: str, problem: str) -> OwnRemedyError:
     """
     path = pretrained_path(trunk)
     if path is not None and not path.exists():
-        return OwnRemedyError(f"model.trunk = {trunk}: no such folder; check the path")
+        return OwnRemedyError(f"model.trunk = {visible(trunk)}: no such folder; check the path")
     remedy = f"begin with a config without it, as in {_EXAMPLES}"
     return OwnRemedyError(f"{problem}; {remedy}", for_key="leave it out")
 

@@ -186,7 +186,8 @@ def settle(folder: Path, plan: SearchPlan[C]) -> None:
         if not path.is_file():
             write_json(path, sealed(now))
             return
-    was, now = flat(read_search(folder)), flat(now)
+    defaults = {"config": type(plan.base.config)().model_dump(mode="json")}  # newer keys had their default
+    was, now = flat(defaults) | flat(read_search(folder)), flat(now)
     if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
         raise ConfigError(
             f"{folder}: holds another search: {changes_text(fixed, was, now, 4)}; "

@@ -208,6 +208,8 @@ def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) 
     low, high = numbers["low"], numbers["high"]
     if low >= high:
         raise ConfigError(f"{where}: {key} low must be below high, got {low} and {high}")
+    if numbers.get("floor", low) >= high:
+        raise ConfigError(f"{where}: {key} floor must be below high, got {numbers['floor']} and {high}")
     if log and low <= 0:
         raise ConfigError(f"{where}: {key} low must be above 0 with log = true, got {low}")
     return Parameter(key, where, low, high, log, numbers.get("floor"), whole)

@@ -305,6 +305,19 @@ def test_a_default_may_undo_what_a_preset_sets(tmp_path: Path, off: float) -> No
 
 
 @pytest.mark.parametrize(
+    ("schema", "family", "preset"),
+    [(LmConfig, "lm", "ptb_small_mos"), (DialogConfig, "dialog", "smalltalk_mos")],
+)
+def test_a_trunk_whose_name_is_not_unicode_is_named(
+    schema: type[LmConfig | DialogConfig], family: str, preset: str
+) -> None:
+    for trunk, told in (("\udcff", "must be"), ("hf:\udcff", "no such folder")):
+        with pytest.raises(ConfigError, match=f"model.trunk: {told}") as error:
+            load_config(preset, schema, family=family, overrides=[f"model.trunk={trunk}"])
+        assert "\\udcff" in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("preset", "schema", "key"),
     [("ptb_small_mos", LmConfig, "weight_dropout"), ("smalltalk_mos", DialogConfig, "embedding_size")],
 )

@@ -78,7 +78,6 @@ def test_saving_replaces_a_saved_conversation_and_nothing_else(in_tmp: Path) -> 
     turns = [{key: record[key] for key in ("dialog", "speaker", "text")} for record in saved]
     foreign = {
         "notes": "remember the milk\n",
-        "empty": "",
         "blank": "\n",
         "nothing.json": "{}",
         "corpus.jsonl": "".join(f"{json.dumps(turn)}\n" for turn in turns),
@@ -235,3 +234,22 @@ def test_no_saved_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, data:
         assert lines
         assert safe(lines)
         assert safe(chat.feed("/history") + chat.feed("/probs") + chat.feed("/retry"))
+
+
+@pytest.mark.parametrize("name", [f"{'a' * 300}/talk.jsonl", "a" * 300, "none/talk.jsonl", "talk.jsonl/more"])
+def test_a_place_that_cannot_be_ends_no_chat(name: str, in_tmp: Path) -> None:
+    chat_lines("talk.jsonl")
+    chat = conversation()
+    chat.feed("hello")
+    (answer,) = chat.feed(f"/save {name}")
+    assert "name too long" in answer or "its folder does not exist" in answer
+    assert chat.feed("/save later.jsonl") == ["(saved 2 utterances to later.jsonl)"]
+
+
+def test_an_empty_file_is_replaced_and_keeps_its_permissions(in_tmp: Path) -> None:
+    Path("talk.jsonl").touch(mode=0o600)
+    chat = conversation()
+    for utterances in (2, 4):
+        chat.feed("hello")
+        assert chat.feed("/save talk.jsonl") == [f"(saved {utterances} utterances to talk.jsonl)"]
+        assert Path("talk.jsonl").stat().st_mode & 0o777 == 0o600

@@ -231,6 +231,19 @@ def test_logging_and_validating_more_often_leaves_the_weights_alone(folder: Path
     assert len(hashes) == 1
 
 
+def test_the_speed_after_a_resumption_is_that_of_the_updates_since(folder: Path) -> None:
+    """Those before it are in the means of the same line."""
+    settings = {"log_every": 4, "validate_every": 100}
+    train(folder, {"max_steps": 7, **settings})
+    with open_run(folder) as opened:
+        before: Any = opened.checkpoints.open("last").facts
+    train(folder, {"max_steps": 8, **settings})
+    last = json.loads((folder / "timing.jsonl").read_text().splitlines()[-2])
+    assert last["step"] == 8
+    tokens = last["tokens_per_second"] * (last["seconds"] - before["seconds"])
+    assert tokens == pytest.approx(12), "one update of 12 tokens, not four"
+
+
 def test_log_lines_are_means_over_tokens(folder: Path) -> None:
     train(folder.with_name("each"), {"max_steps": 6, "log_every": 1})
     train(folder, {"max_steps": 6, "log_every": 3})

@@ -1,5 +1,6 @@
 """The engine: non-finite numbers, recoveries, early stopping, what is kept."""
 
+import json
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -71,6 +72,8 @@ def test_ten_bad_updates_in_a_row_return_to_the_last_good_commit_once(folder: Pa
     assert result.step == 30
     assert [(event["event"], event["step"]) for event in events(folder)] == [("recovered", 4)]
     assert events(folder)[0]["from"] == 16
+    timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in timing] == [*range(1, 31), 30], "nothing of the updates that are undone"
     train(folder.with_name("plain"), settings)
     plain = {line["step"]: line for line in lines(folder.with_name("plain")) if line["split"] == "train"}
     for line in lines(folder):

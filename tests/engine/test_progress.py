@@ -1,8 +1,10 @@
 """What training shows: the numbers are right, the right form is chosen, and nothing shown ends a training."""
 
 import io
+import itertools
 import math
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,30 @@ def test_the_meter_averages_over_tokens_and_time() -> None:
     assert meter.line() == "step 3/10 · ppl 12.18 · nll 2.5000 · 10 tokens/s · epoch 1 · lr 0.001"
     assert meter.line(40) == "step 3/10 · ppl 12.18 · nll 2.5000"
     assert meter.line(3) == ""
+
+
+def test_the_meter_is_read_by_another_thread() -> None:
+    """As rich does, whose thread would end with the bar when the updates change while it adds them up."""
+    meter, ended = Meter(), threading.Event()
+    meter.start(0, Goal(0, 0.0))
+
+    def count() -> None:
+        for step in itertools.count(1):
+            meter.step(update(step))
+            if ended.is_set():
+                return
+
+    interval, thread = sys.getswitchinterval(), threading.Thread(target=count)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(3000):
+            assert not meter.nll < 0
+            assert meter.tokens_per_second >= 0
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_validations_are_not_counted_as_updates() -> None:

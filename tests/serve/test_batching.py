@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm.serve.batching import Batcher, Job
+from lm.serve.batching import MOST_LINGER, Batcher, Job
 from lm.serve.failure import ApiError
 from lm.steps import Check
 
@@ -63,7 +63,8 @@ def test_those_that_wait_run_together_by_group_and_the_oldest_first() -> None:
 
 
 def test_a_batch_has_few_rows_except_those_of_a_single_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.serve.batching.LINGER", 1e6)  # no batch that is full waits for further jobs
+    for name in ("LINGER", "MOST_LINGER"):  # no batch that is full waits for further jobs
+        monkeypatch.setattr(f"lm.serve.batching.{name}", 1e6)
     work = Work()
 
     async def run() -> None:
@@ -156,7 +157,8 @@ def test_an_error_reaches_only_the_job_at_fault_and_later_ones_go_on(bad: Any) -
 def test_a_batch_ends_when_its_time_is_over_or_when_all_of_its_clients_have_left(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.serve.batching.LINGER", 1000.0)  # nobody waits for a client without an answer
+    for name in ("LINGER", "MOST_LINGER"):  # nobody waits for a client without an answer
+        monkeypatch.setattr(f"lm.serve.batching.{name}", 1e6)
     work = Work()
 
     async def run() -> None:
@@ -214,3 +216,43 @@ def test_clients_that_ask_again_at_once_stay_together() -> None:
 
     asyncio.run(run())
     assert len(work.batches) <= 13, "10 of 4, and few more at the beginning"
+
+
+@pytest.mark.parametrize("jobs", [1, 5])
+def test_a_client_without_others_is_not_kept_waiting(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The several jobs of its first request are no further clients, who would be waited for."""
+    for name in ("LINGER", "MOST_LINGER"):
+        monkeypatch.setattr(f"lm.serve.batching.{name}", 1e6)
+    work = Work()
+    work.released.set()
+
+    async def run() -> None:
+        batcher = Batcher(most=8, waiting=20)
+        task = asyncio.create_task(batcher.work())
+        await asyncio.gather(*batcher.submit(*(work.job(body) for body in range(jobs))))
+        assert await asyncio.wait_for(batcher.submit(work.job(7))[0], 5) == 14
+        batcher.close()
+        await task
+
+    asyncio.run(run())
+    assert work.batches == [[*range(jobs)], [7]]
+
+
+def test_nobody_waits_long_for_clients_that_do_not_come_back() -> None:
+    work = Work()
+
+    async def run() -> float:
+        batcher = Batcher(most=8, waiting=20)
+        task, _ = await begun(work, batcher)
+        pair = [batcher.submit(work.job(body))[0] for body in (1, 2)]
+        await asyncio.sleep(0.5)  # so long that half of it would be noticed
+        work.released.set()
+        await asyncio.gather(*pair)
+        began = asyncio.get_running_loop().time()
+        await batcher.submit(work.job(3))[0]
+        waited = asyncio.get_running_loop().time() - began
+        batcher.close()
+        await task
+        return waited
+
+    assert asyncio.run(run()) < 10 * MOST_LINGER

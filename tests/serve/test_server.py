@@ -43,12 +43,13 @@ def test_only_the_loopback_address_needs_no_key(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\n0123456789abcdef\n\nfedcba9876543210\n")
     assert Address("127.0.0.1").policy().hosts == {"localhost", "127.0.0.1", "[::1]"}
+    assert "[0:0:0:0:0:0:0:1]" in (Address("0:0:0:0:0:0:0:1").policy().hosts or ())
     assert Address("0.0.0.0", keys=keys).policy().keys == ("0123456789abcdef", "fedcba9876543210")
     for host in ("0.0.0.0", "::", "192.168.1.7", "example.org", ""):
         assert not is_loopback(host)
         with pytest.raises(ConfigError, match="give --api-key-file"):
             Address(host).policy()
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.9.1", "::1")))
+    assert all(map(is_loopback, ("localhost", "LOCALHOST", "127.0.0.1", "127.8.9.1", "::1")))
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,21 @@ def exhaust(path: Path, seconds: float = 0.0) -> None:
     raise OutOfMemory
 
 
+class UnsendableError(Exception):
+    """An error that cannot be pickled and made again."""
+
+    def __init__(self, one: object, two: object) -> None:
+        super().__init__("odd")
+
+
+def err(path: Path, seconds: float = 0.0) -> None:
+    raise UnsendableError(1, 2)
+
+
 def die(path: Path, seconds: float = 0.0) -> None:
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run(kind: str, path: Path, seconds: float) -> None:
-    {"leave": leave, "refuse": refuse, "exhaust": exhaust, "die": die}[kind](path, seconds)
+    {"leave": leave, "refuse": refuse, "exhaust": exhaust, "err": err, "die": die}[kind](path, seconds)

@@ -277,6 +277,12 @@ def test_workers_end_with_the_first_failure(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_internal_error_of_a_worker_is_told_with_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="UnsendableError in a worker: odd") as error:
+        in_workers(run, [("err", Path("x"), 0.0)])
+    assert "raise UnsendableError(1, 2)" in str(error.value.__cause__)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C reaches the whole group; SIGKILL only the command, whose workers follow it."""

@@ -58,6 +58,7 @@ def test_sizes_have_ranges_also_where_none_is_a_value(key: str, tmp_path: Path) 
         ('"optim.lr" = {low = 1.0, high = inf}', "optim.lr high must be finite, got inf"),
         (f'"optim.lr" = {{low = 1, high = 1{"0" * 400}}}', "optim.lr high must be finite, got 1000"),
         ('"optim.lr" = {low = 2, high = 1}', "optim.lr low must be below high, got 2.0 and 1.0"),
+        ('"optim.lr" = {low = 1, high = 2, floor = 2}', "optim.lr floor must be below high, got 2.0 and 2.0"),
         ('"optim.lr" = {low = 0, high = 1, log = true}', "optim.lr low must be above 0 with log = true"),
         ('"optim.lr" = {low = 1, high = 2, log = 1}', "optim.lr log must be true or false, got 1"),
         ('"optim.lr" = {low = 0, high = 1}', "optim.lr must be greater than 0, got 0.0"),

@@ -18,6 +18,7 @@ pytest.importorskip("optuna")
 from dialog.config import DialogConfig
 from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
+from lm.disk.storage import read_json, sealed, write_json
 from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMemory, StorageError
 from lm.runs.checkpoint import CheckpointStore
@@ -240,6 +241,19 @@ def test_a_folder_keeps_to_its_search(folder: Path) -> None:
     (folder / "else" / "notes.txt").touch()
     with pytest.raises(StorageError, match=r"contains notes\.txt but no search\.json"):
         Search(folder / "else", plan(folder))
+
+
+def test_a_search_of_a_version_without_a_key_goes_on(folder: Path) -> None:
+    """The key had its default then; with another value now it is another search."""
+    search(folder / "search", plan(folder), 1)
+    path = folder / "search" / "search.json"
+    saved = read_json(path)
+    assert isinstance(saved, dict)
+    del saved["config"]["optim"]["weight_decay"]  # type: ignore[call-overload, index, union-attr]
+    write_json(path, sealed(saved))
+    assert len(search(folder / "search", plan(folder), 2)) == 2
+    with pytest.raises(ConfigError, match=r"config.optim.weight_decay = 0.5 \(was 0.0\)"):
+        Search(folder / "search", plan(folder, overrides=["optim.weight_decay=0.5"]))
 
 
 def test_of_two_searches_that_begin_at_once_the_second_keeps_to_the_first(
