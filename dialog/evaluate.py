@@ -19,6 +19,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.details import evaluation_details
 from dialog.evaluation_names import evaluation_name, setting_name
+from dialog.metrics.bleu import token_lists
 from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
@@ -337,22 +338,22 @@ def rescore(path: Path, *, true_only: bool = False) -> ResponseScores:
 
     DataError, with the line, if the file is not from ``evaluate``.
     """
-    hypotheses, references = [], []
+    hypotheses: list[list[tuple[str, ...]]] = []
+    references: list[list[tuple[str, ...]]] = []
     with open_regular(path) as file:
         for number, line in read_lines(file, str(path), InputLog(command=None)):
             try:
                 row = json.loads(line)
-                hypotheses.append(row["hypotheses"])
-                references.append(row["references"][:1] if true_only else row["references"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+                hypotheses += token_lists([row["hypotheses"]], "hypothesis")
+                references += token_lists([row["references"]], "reference")
+            except (ValueError, KeyError, TypeError, RecursionError, DataError):
                 raise DataError(
-                    f"{path}:{number}: not an object with hypotheses and references; "
+                    f"{path}:{number}: not an object with lists of tokens under hypotheses and references; "
                     "write the file with `dialog evaluate --output`"
                 ) from None
-    try:
-        return score_responses(hypotheses, references)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+    if not hypotheses:
+        raise DataError(f"{path}: empty; write the file with `dialog evaluate --output`")
+    return score_responses(hypotheses, [texts[:1] for texts in references] if true_only else references)
 
 
 def _unknown_share(model: TrainedModel, test: EvaluationData) -> float:

@@ -48,7 +48,7 @@ def by_unit(units: ArrayLike, values: ArrayLike) -> Floats:
 
 
 def p_values(pairs: Mapping[str, tuple[Floats, Floats]], counts: Resamples) -> dict[str, float | None]:
-    """Two-sided p-values of differences, by score. None below 5 units.
+    """Two-sided p-values of differences, by score. None below 5 units, and for what is not finite.
 
     A p-value is twice the share of resamples in which the difference changes its sign. The estimate adds one
     to both counts, so it is never 0. Runs with equal scores get 1.
@@ -92,7 +92,9 @@ def mean_intervals(columns: Floats, units: ArrayLike, resamples: int, seed: int)
     return [*intervals(pairs, Resamples(len(sizes), resamples, seed)).values()]
 
 
-def _two_sided(differences: Floats) -> float:
+def _two_sided(differences: Floats) -> float | None:
+    if not np.isfinite(differences).all():
+        return None
     total = len(differences)
     tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
     return min(1.0, 2 * (tail + 1) / (total + 1))

@@ -24,7 +24,6 @@ from dialog.decoding.config import DecodeConfig
 from lm.disk.storage import read_json, write_json
 from lm.errors import require
 from lm.runs.inputs import config_of
-from lm.runs.pooling import FREE_DECODE_KEYS
 
 Result = Mapping[str, Any]
 NAME = "decoding"
@@ -42,11 +41,7 @@ def numbers(result: Result) -> dict[str, Any]:
 def settings(result: Result, usual: DecodeConfig) -> list[str]:
     """Keys of decoding that differ from those of the run; a path is reduced to its last part."""
     own = usual.model_dump(mode="json")
-    changed = {
-        key: value
-        for key, value in result["decode"].items()
-        if value != own[key] and key not in FREE_DECODE_KEYS
-    }
+    changed = {key: value for key, value in result["decode"].items() if value != own[key]}
     if changed.get("mmi_run"):
         changed["mmi_run"] = f"runs/{Path(changed['mmi_run']).name}"
     return [f"decode.{key}={json.dumps(value)}" for key, value in changed.items()]

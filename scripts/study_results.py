@@ -20,7 +20,7 @@ ABOUT = {  # by command
     "bottleneck": "Heads on languages whose true distributions are known; lm bottleneck.",
     "reverse-copy": "Cells on the reverse copy task; lm reverse-copy.",
 }
-MEASURED = ("settings", "heads", "swept_components", "truth", "rows")  # keys of a result
+MEASURED = ("settings", "heads", "swept_components", "truth", "rows", "corpora")  # keys of a result
 
 
 def study_entry(path: Path, machine: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Columns of tables are found by option or by a common name, keys of JSON objects 
 
 import csv
 import re
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -196,28 +197,37 @@ def fields_of(text: str, dialect: Dialect) -> list[str]:
 def records(
     lines: Iterable[NumberedLine], name: str, log: InputLog, dialect: Dialect = CSV
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield (first line number, fields) of each record. A quoted field may contain line breaks."""
-    start = 0
+    """Yield (first line number, fields) of each record. A quoted field may contain line breaks.
 
-    def counted() -> Iterator[str]:
-        nonlocal start
-        for number, text in lines:
-            start = start or number
-            yield text + "\n"
+    The line after that of a bad record is the first of the next one.
+    """
+    rest, again = iter(lines), deque[NumberedLine]()
+    taken: list[NumberedLine] = []  # the lines of a record
 
-    rows = csv.reader(counted(), delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
+    def reader() -> Iterator[list[str]]:
+        def texts() -> Iterator[str]:
+            while (line := again.popleft() if again else next(rest, None)) is not None:
+                taken.append(line)
+                yield line[1] + "\n"
+
+        return csv.reader(texts(), delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True)
+
+    rows = reader()
     while True:
-        start = 0
+        taken.clear()
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
+            start = taken[0][0]
             if "field limit" in str(error):
                 most = f"at most {csv.field_size_limit():,} characters; shorten it, or close an open quote"
                 log.bad(name, start, "field too long", most)
             else:
                 log.bad(name, start, "not CSV", "correct the quotes", excerpt=str(error))
+            again.extendleft(reversed(taken[1:]))
+            rows = reader()
             continue
         if row:
-            yield start, row
+            yield taken[0][0], row

@@ -59,7 +59,7 @@ def is_list(line: str, followed: bool) -> bool:
 def parse_objects(
     lines: Iterable[NumberedLine], name: str, log: InputLog, keys: tuple[str, ...] = (), *, bare: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) for objects with all ``keys``, one per line or as items of one array.
+    """Yield (line number, object) for objects with all ``keys``: one per line, items of one array, or one.
 
     With ``bare``, an item may also be a list, as in :func:`parse_object`.
     """
@@ -73,8 +73,21 @@ def parse_objects(
         text = whole_text(rest)
         items = items_of(text, text.index("["), name, log, alone=True)
         yield from _with_keys(((line, _named(item, bare)) for line, item in items), name, log, keys)
-    else:
+    elif _is_json(first[1]):
         yield from parse_lines(rest, name, log, keys, bare=bare)
+    else:  # perhaps an object over several lines
+        whole = [*rest]
+        text = "\n".join(line for _, line in whole)
+        if _is_json(text):
+            whole = [(first[0], text)]
+        yield from parse_lines(whole, name, log, keys, bare=bare)
+
+
+def _is_json(text: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        json.loads(text)
+        return True
+    return False
 
 
 def parse_lines(

@@ -5,13 +5,12 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from dialog.corpora.json_items import items_of, whole_text
 from dialog.corpora.listed import content_text
 from dialog.corpora.readers import UNNAMED, ObjectReader, RawUtterance, join_lines, make_dialog
-from dialog.corpora.stamps import Message, split_at_pauses, without_zone
+from dialog.corpora.stamps import Message, by_time, split_at_pauses, without_zone
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog, NumberedLine
 
@@ -120,7 +119,7 @@ def _read_export(
         items = items_of(text, chat.end() - 1, name, log)
         messages = _sent(items, name, log, fields)
         if not in_order:
-            messages.sort(key=attrgetter("time"))
+            messages = by_time(messages)
         dialogs += split_at_pauses(messages, name, log, first=len(dialogs))
         chat = _MESSAGES.search(text, chat.end())
     return dialogs

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import NamedTuple
 
 from dialog.corpora.formats import SCENE
@@ -177,12 +178,13 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
     """Read cues of a number, a timing and lines of text, separated by blank lines.
 
     A cue is an utterance, or several if its lines begin with a dash. A cue that begins with a lower-case
-    letter continues the utterance before it, unless the file has no upper case. Speakers A and B alternate.
+    letter continues the utterance before it, unless most cues of the file do. Speakers A and B alternate.
     Tags and sounds are removed. A pause of more than fifteen seconds begins a new dialog.
     """
     messages: list[Message] = []
     lines = list(lines)
-    cased = any(text != text.lower() for _, text in lines)
+    begun_with = [_spoken(after) for (_, before), (_, after) in pairwise(lines) if TIMING.fullmatch(before)]
+    cased = 2 * sum(text[:1].islower() for text in begun_with) <= len(begun_with)
     start: datetime | None = None  # of the cue that the line belongs to
     begun = False  # the cue has had an utterance
     for number, text in lines:
@@ -198,8 +200,7 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 expected = "expected the number of a cue or its timing"
                 log.bad(name, number, "not part of a subtitle", expected, excerpt=text)
         else:
-            shown = " ".join(_MARKUP.sub("", text).split())
-            said = shown.lstrip("-–— ")
+            shown, said = _shown(text), _spoken(text)
             if not said:
                 log.drop(name, number, "sound", text)
                 continue
@@ -212,3 +213,13 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 messages.append(Message(start, RawUtterance(number, "AB"[len(messages) % 2], said)))
             begun = True
     return split_at_pauses(messages, name, log, pause=SCENE)
+
+
+def _shown(text: str) -> str:
+    """A line of a subtitle without tags and sounds."""
+    return " ".join(_MARKUP.sub("", text).split())
+
+
+def _spoken(text: str) -> str:
+    """The same without the dash that begins an utterance."""
+    return _shown(text).lstrip("-–— ")

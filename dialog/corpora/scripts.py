@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from dialog.corpora.columns import ReadOptions, is_list_name, list_name, usual
@@ -40,7 +41,8 @@ def _is_name(text: str) -> bool:
 def utterances_of(value: Any) -> Spoken | None:
     """The utterances of a script, or of lists by field as in ``{"speaker": ["A"], "text": ["hello"]}``.
 
-    None for any other value.
+    Of lists of speakers, texts and acts that differ in length the shorter have None at their ends, which is
+    an error where it is read. None for any other value.
     """
     if isinstance(value, str):
         return script(value)
@@ -50,8 +52,9 @@ def utterances_of(value: Any) -> Spoken | None:
     text = usual("text", lists)
     if text is None:
         return None
-    lists = {key: found for key, found in lists.items() if len(found) == len(lists[text])}
-    return [dict(zip(lists, fields, strict=True)) for fields in zip(*lists.values(), strict=True)]
+    ours = (text, usual("speaker", lists), usual("act", lists))
+    lists = {key: found for key, found in lists.items() if key in ours or len(found) == len(lists[text])}
+    return [dict(zip(lists, fields, strict=True)) for fields in zip_longest(*lists.values())]
 
 
 def with_list(row: dict[str, Any]) -> dict[str, Any]:

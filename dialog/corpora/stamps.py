@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from dialog.corpora.readers import RawUtterance, make_dialog
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
+_DAY = timedelta(days=1)
 _LATE = timedelta(hours=1)  # tolerance for late lines; a clock that falls by more has passed midnight
 
 _SECOND_HALF = ("中午", "下午", "晚上", "오후", "午後", "p", "م", "μ")  # of the day, as its notation begins
@@ -63,29 +65,65 @@ class Message(NamedTuple):
         return self.end or self.time
 
 
-def read_stamps(stamps: Sequence[Stamp]) -> list[datetime | None]:
+def by_time(messages: Sequence[Message]) -> list[Message]:
+    """Messages in the order of their times, which are known.
+
+    Those of one time stay in the order of the file, which is turned round if it has the newest first.
+    """
+    times = [message.time for message in messages if message.time]
+    return sorted(messages[::-1] if _is_newest_first(times) else messages, key=attrgetter("time"))
+
+
+def _is_newest_first(times: Sequence[datetime]) -> bool:
+    """True if at least nine in ten of the steps between different times lead back."""
+    return _falls(times) > 9 * _rises(times)
+
+
+def _falls(times: Sequence[datetime]) -> int:
+    return sum(after < before for before, after in pairwise(times))
+
+
+def _rises(times: Sequence[datetime]) -> int:
+    return _falls(times[::-1])
+
+
+def read_stamps(stamps: Sequence[Stamp], *, either_way: bool = False) -> list[datetime | None]:
     """Times of the messages of a log, None for an impossible date or time.
 
     The order of day, month and year is chosen once for the whole log. The best order makes most dates valid.
     Among equals, it has the fewest steps back in time, then mm/dd in logs with AM and PM, else dd/mm.
-    In stamps without a date, a noted change of the day begins the next day, and so does a time that falls by
-    more than an hour.
+    With ``either_way``, the log may have the newest messages first. In stamps without a date, a noted change
+    of the day begins the next day, and so does a time that falls by more than an hour.
     """
     preferred = "mdy" if any(stamp.late is not None for stamp in stamps) else "dmy"
     found: list[tuple[int, int, bool, list[datetime | None]]] = []
     for order in _ORDERS:
         times = [_time(stamp, order) for stamp in stamps]
         known = [time for time in times if time]
-        backwards = sum(after < before for before, after in pairwise(known))
+        backwards = min(_falls(known), _rises(known)) if either_way else _falls(known)
         found.append((times.count(None), backwards, order != preferred, times))
     times = min(found, key=lambda item: item[:3])[3]
+    if either_way and _is_newest_first([time for time in times if time]):
+        return read_stamps(stamps[::-1])[::-1]
+    return _with_days(stamps, times)
+
+
+def _with_days(stamps: Sequence[Stamp], times: Sequence[datetime | None]) -> list[datetime | None]:
+    """Times with the days that have passed in stamps without a date."""
+    found: list[datetime | None] = []
     days, latest = 0, datetime.min
-    for index, (stamp, time) in enumerate(zip(stamps, times, strict=True)):
-        if time and not stamp.date:
-            days = max(days + (latest - time > _LATE), stamp.days)
-            latest = time
-            times[index] = time + timedelta(days=days)
-    return times
+    for stamp, time in zip(stamps, times, strict=True):
+        if time is None or stamp.date:
+            found.append(time)
+            continue
+        now = time + timedelta(days=days)
+        if days > stamp.days and now - latest > _DAY - _LATE:  # a late line of before midnight
+            found.append(now - _DAY)
+            continue
+        days = max(days + (latest - now > _LATE), stamp.days)
+        latest = time + timedelta(days=days)
+        found.append(latest)
+    return found
 
 
 def _time(stamp: Stamp, order: str) -> datetime | None:

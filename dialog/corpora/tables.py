@@ -189,13 +189,13 @@ def _read_rows(
     log: InputLog,
     columns: Sequence[str],
 ) -> list[Dialog]:
-    """Dialogs of a table. Each row is a dialog if the first one's text is a list, or if rows have scripts.
+    """Dialogs of a table. Each row is a dialog if one of the first has a list of texts, or a script.
 
     Otherwise each is an utterance.
     """
     numbered = iter(rows)
     begun = list(islice(numbered, _SAMPLE))
-    sample = begun[0][1] if begun else {column: [] for column in columns}
+    sample = _sample([row for _, row in begun], options) or {column: [] for column in columns}
     if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
         made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in chain(begun, numbered))
         return collect(made, name, log)
@@ -216,9 +216,15 @@ def _read_rows(
     return group_turns(_turns(rest, options), name, log)
 
 
+def _sample(rows: Sequence[TableRow], options: ReadOptions) -> TableRow | None:
+    """The row that shows the layout of a table: the first with a list of utterances, or else the first."""
+    listed = (row for row in rows if isinstance(row.get(options.text_column), list) or list_name(row))
+    return next(listed, next(iter(rows), None))
+
+
 def _scripts(rows: Sequence[TableRow], columns: Sequence[str], options: ReadOptions) -> list[str]:
     """Columns that have the utterances of a dialog as a script or as lists by field, if none has a list."""
-    if rows and list_name(rows[0]) is not None and options.text_column not in columns:
+    if any(list_name(row) is not None for row in rows) and options.text_column not in columns:
         return []
     texts = script_columns(columns, options)
     return [column for column in texts if any(utterances_of(row[column]) for row in rows)]

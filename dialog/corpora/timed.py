@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta
-from operator import attrgetter
 from typing import Any
 
 from dialog.corpora.columns import ReadOptions, plain
@@ -15,6 +14,7 @@ from dialog.corpora.stamps import (
     TIME,
     Message,
     Stamp,
+    by_time,
     read_stamps,
     split_at_pauses,
     without_zone,
@@ -25,7 +25,7 @@ from lm.text.lines import InputLog
 _TIMES = ("timestamp", "datetime", "sentat", "createdat", "ts", "date", "time")
 # columns that tell conversations apart which go on at the same time
 _APART = ("room", "roomid", "channel", "channelid", "group", "groupid", "subreddit", "linkid", "parentid",
-          "replyto", "inreplyto", "inresponsetotweetid")  # fmt: skip
+          "replyto", "inreplyto", "inresponsetotweetid", "thread", "threadid", "threadts")  # fmt: skip
 _STAMP = re.compile(rf"\W{{0,2}}(?:{DATE}{BETWEEN})?{TIME}\W?")
 _DIGITS = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}  # dates without punctuation, by their length
 _BIG = 1e11  # a larger number of an epoch counts milliseconds
@@ -71,7 +71,7 @@ def read_messages(
             log.bad(name, turn.line, f"no time in {' and '.join(columns)}", remedy, excerpt=repr(value))
         else:
             messages.append(Message(time, turn))
-    return split_at_pauses(sorted(messages, key=attrgetter("time")), name, log)
+    return split_at_pauses(by_time(messages), name, log)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -88,12 +88,20 @@ def read_times(values: Sequence[Any]) -> list[datetime | None]:
     as in a chat log.
     """
     times = [_instant(value) for value in values]
-    stamped = [
-        _STAMP.fullmatch(value) if time is None and isinstance(value, str) else None
-        for value, time in zip(values, times, strict=True)
+    stamped = [_stamp(value) if time is None else None for value, time in zip(values, times, strict=True)]
+    read = iter(read_stamps([stamp for stamp in stamped if stamp], either_way=True))
+    found = [next(read) if stamp else time for stamp, time in zip(stamped, times, strict=True)]
+    undated = [stamp is not None and not stamp.date for stamp in stamped]
+    return [
+        time if free or (time and _FIRST <= time < _LAST) else None
+        for time, free in zip(found, undated, strict=True)
     ]
-    stamps = iter(read_stamps([Stamp.of(match) for match in stamped if match]))
-    return [next(stamps) if match else time for match, time in zip(stamped, times, strict=True)]
+
+
+def _stamp(value: Any) -> Stamp | None:
+    """A time in the notation of a chat log."""
+    match = _STAMP.fullmatch(value) if isinstance(value, str) else None
+    return match and Stamp.of(match)
 
 
 def _instant(value: Any) -> datetime | None:
@@ -108,6 +116,5 @@ def _instant(value: Any) -> datetime | None:
         if len(digits) in _DIGITS and digits.startswith(("19", "20")):
             return datetime.strptime(digits, _DIGITS[len(digits)])
         seconds = float(value) / (1000 if float(value) > _BIG else 1)
-        time = _EPOCH + timedelta(seconds=seconds)
-        return time if _FIRST <= time < _LAST else None
+        return _EPOCH + timedelta(seconds=seconds)
     return None

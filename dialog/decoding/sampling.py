@@ -41,8 +41,8 @@ def sample(
 
     ``log_prob`` is under the distribution of the step function, before mixture temperature, top-k, top-p and
     rules. A sample that reaches ``max_length``, or has no possible next token, is unfinished. In the latter
-    case it may be shorter than ``max_length``, and is dropped if it is shorter than ``min_length`` or lacks a
-    required phrase. A source may so have fewer samples, or none.
+    case it may be shorter than ``max_length``, and is dropped if it is shorter than ``min_length``, or lacks
+    a required phrase or a part of the beginning. A source may so have fewer samples, or none.
     """
     if not sources:
         return []
@@ -77,7 +77,7 @@ def sample(
             break
         going, state = going[on], state.select(possible[on])
         log_probs, state = step(last[on], state)
-    kept = finished | (lengths >= config.min_length)
+    kept = finished | (lengths >= max(config.min_length, len(texts.begin)))
     if rules.required:
         kept &= finished | rules.required.complete(tokens)
     return _sorted(tokens, lengths, totals, finished, kept, config)

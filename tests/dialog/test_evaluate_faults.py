@@ -135,5 +135,5 @@ def test_files_that_are_not_hypotheses_are_named_with_the_line(tmp_path: Path, l
 def test_hypotheses_that_are_text_are_refused_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "hyps.jsonl"
     path.write_text('{"hypotheses": ["a b"], "references": [["a"]]}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"hyps\.jsonl: context 0: .* is not a list of tokens"):
+    with pytest.raises(DataError, match=r"hyps\.jsonl:1: not an object with lists of tokens"):
         rescore(path)

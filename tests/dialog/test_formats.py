@@ -230,6 +230,7 @@ def test_a_noted_change_of_the_day_of_irc_counts_once(tmp_path: Path) -> None:
         ("23:50 23:58 00:10 00:12", 1),
         ("19:59 20:00 09:00 09:01", 2),
         ("10:00 10:05 09:00 09:01", 2),
+        ("23:58 23:59 00:00 23:59 00:01 00:02", 1),
     ],
 )
 def test_a_late_line_of_irc_begins_no_day(times: str, dialogs: int, tmp_path: Path) -> None:
@@ -270,6 +271,14 @@ def test_subtitles_without_upper_case_have_an_utterance_a_cue(tmp_path: Path) ->
     text = "\n\n".join(f"{at}\n00:00:0{at},000 --> 00:00:0{at},900\n{text}" for at, text in cues)
     dialogs, _ = read(write(tmp_path, "film.srt", text))
     assert said(dialogs) == [["A: where is it ?", "B: behind the barn", "A: when ?"]]
+
+
+def test_subtitles_that_mostly_begin_with_small_letters_have_an_utterance_a_cue(tmp_path: Path) -> None:
+    """As those that a program has heard, and names in them have capitals."""
+    cues = ((1, "und dann sagt Peter"), (3, "er kommt nicht"), (5, "Peter kommt doch"))
+    text = "\n\n".join(f"{at}\n00:00:0{at},000 --> 00:00:0{at},900\n{text}" for at, text in cues)
+    dialogs, _ = read(write(tmp_path, "film.srt", text))
+    assert said(dialogs) == [["A: und dann sagt Peter", "B: er kommt nicht", "A: Peter kommt doch"]]
 
 
 def test_a_folder_of_subtitles_or_logs_is_a_corpus(tmp_path: Path) -> None:

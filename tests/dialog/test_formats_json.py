@@ -391,3 +391,10 @@ def test_messages_with_roles_of_a_guild_are_messages(tmp_path: Path) -> None:
     assert detect_format(Path(write(tmp_path, "x.jsonl", json.dumps(value))), InputLog()) == "messages"
     text = write(tmp_path, "x.txt", '["hello"] said [Bob]\nfine then\n')
     assert detect_format(Path(text), InputLog()) == "text"
+
+
+def test_one_object_may_stand_on_several_lines(tmp_path: Path) -> None:
+    value = {"id": "a", "utterances": [{"speaker": "A", "text": "hi"}, {"speaker": "B", "text": "yo"}]}
+    for indent in (None, 1):
+        source = write(tmp_path, "x.json", json.dumps(value, indent=indent))
+        assert said(read(source)[0]) == [["A: hi", "B: yo"]]

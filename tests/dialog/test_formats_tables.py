@@ -1,6 +1,7 @@
 """Tables: CSV, rankings and data sets, by their columns."""
 
 import csv
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def test_a_table_with_times_needs_no_dialogs(header: str, times: list[str], tmp_
     assert [(piece.line, piece.reason) for piece in log.dropped] == [(4, "message without text")]
 
 
-@pytest.mark.parametrize("room", ["room", "Channel", "in_response_to_tweet_id"])
+@pytest.mark.parametrize("room", ["room", "Channel", "thread_ts", "in_response_to_tweet_id"])
 def test_a_table_that_tells_conversations_apart_needs_their_column(room: str, tmp_path: Path) -> None:
     source = write(tmp_path, "x.csv", f"{room},time,user,text\nred,9:00,A,hi\nblue,9:00,B,yo\n")
     assert "no column dialog; name one" in refusal(source)
@@ -321,3 +322,57 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         load_dialogs(str(path))
     path.write_text("dialog,speaker,text,note,note,,\n1,A,hello,,,,\n1,B,so,,,,\n")
     assert len(load_dialogs(str(path))) == 1
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d %H:%M", "%d/%m/%Y %H:%M", "%Y-%m-%d"])
+def test_a_table_with_the_newest_first_is_turned_round(form: str, tmp_path: Path) -> None:
+    """Also among messages of one time; and the order of day and month is found as in the other direction."""
+    times = [datetime(2024, 3, 11, 23, 59), datetime(2024, 3, 12, 0, 4)] * 2
+    times += [datetime(2024, 4, 1, 23, 59), datetime(2024, 4, 2, 0, 5)]
+    times.sort()
+    rows = [f"{time.strftime(form)},{'AB'[n % 2]},{n}" for n, time in enumerate(times)]
+    found = []
+    for order in (rows, rows[::-1]):
+        source = write(tmp_path, "x.csv", "\n".join(["date,author,text", *order]) + "\n")
+        found.append(said(read(source)[0]))
+    assert found[0] == found[1]
+    assert found[0][0][:2] == ["A: 0", "B: 1"]
+    assert form == "%Y-%m-%d" or found[0] == [["A: 0", "B: 1", "A: 2", "B: 3"], ["A: 4", "B: 5"]]
+
+
+@pytest.mark.parametrize(
+    "value", ["0001-01-01", "1850-01-01 10:00", "3000-01-01T00:00:00", "01/01/1850 9:00"]
+)
+def test_a_time_that_no_message_has_is_named(value: str, tmp_path: Path) -> None:
+    source = write(tmp_path, "x.csv", f"time,user,text\n2024-04-13 09:00,A,hi\n{value},B,yo\n")
+    assert f"x.csv:3: no time in time ('{value}')" in refusal(source)
+
+
+def test_an_open_quote_costs_its_own_line(tmp_path: Path) -> None:
+    lines = [f"d,{'AB'[n % 2]},text {n}" for n in range(40)]
+    lines[4] = 'd,A,"open'
+    source = write(tmp_path, "x.csv", "\n".join(["dialog,speaker,text", *lines]) + "\n")
+    assert "x.csv:6: not CSV" in refusal(source)
+    log = InputLog("skip")
+    (dialogs,) = read_source(source, ReadOptions(), log).values()
+    assert len(dialogs[0].utterances) == 39
+    assert [piece.line for piece in log.dropped] == [6]
+
+
+def test_the_first_row_of_a_table_may_lack_its_list(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["1", "2"], "dialog": [None, ["a", "b"]]}), tmp_path / "x.parquet")
+    assert "x.parquet:1: dialog has no list of utterances" in refusal(str(tmp_path / "x.parquet"))
+    (dialogs,) = read_source(str(tmp_path / "x.parquet"), ReadOptions(), InputLog("skip")).values()
+    assert said(dialogs) == [["A: a", "B: b"]]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+@pytest.mark.parametrize("speakers", [["Ann"], ["Ann", "Bob", "Ann"]])
+def test_fields_of_different_lengths_are_refused(ending: str, speakers: list[str], tmp_path: Path) -> None:
+    rows = [{"utterances": {"speaker": who, "text": ["hi", "yo"]}} for who in (["Ann", "Bob"], speakers)]
+    path = tmp_path / f"x.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert f"x.{ending}:2: an item of utterances" in refusal(str(path))

@@ -127,6 +127,18 @@ def test_samples_that_the_rules_leave_without_a_next_token_are_dropped() -> None
         assert sample(model.step, model.state([0]), 1, config, marks, [1], texts) == [[]]
 
 
+def test_a_beginning_that_the_model_rules_out_leaves_no_response() -> None:
+    model, marks, texts = Recurrent(1, vocab=VOCAB, sources=1), Marks(BOS, EOS, (BOS,)), Texts([3, 4])
+
+    def step(last: torch.Tensor, state: Hidden) -> tuple[torch.Tensor, Hidden]:
+        log_probs, state = model.step(last, state)
+        return log_probs.index_fill(1, torch.tensor([4]), -torch.inf), state
+
+    config = decode(method="sample", nbest=3, max_length=5)
+    assert sample(step, model.state([0]), 1, config, marks, [1], texts) == [[]]
+    assert beam_search(step, model.state([0]), 1, config, marks, texts) == [[]]
+
+
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 @pytest.mark.parametrize("phrases", [[[5, 5], [3, 2, 4]], [[4, 2], [4, 3]]])
 def test_samples_have_what_is_required_and_the_best_score_comes_first(
