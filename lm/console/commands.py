@@ -100,7 +100,7 @@ def add_runs(app: typer.Typer, family: str) -> None:
 
 def _ago(moment: str) -> str:
     """Time since a moment in ISO 8601, in the largest unit with a count of at least one."""
-    seconds = time.time() - datetime.fromisoformat(moment).timestamp()
+    seconds = max(0.0, time.time() - datetime.fromisoformat(moment).timestamp())  # another machine's clock
     for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if count := int(seconds // size):
             return f"{count:,} {unit}{'s' if count > 1 else ''} ago"

@@ -150,8 +150,8 @@ def config_completion(family: str) -> Callable[[str], list[str]]:
 
     def complete(incomplete: str) -> list[str]:
         names = [name for name in preset_names(family) if name.startswith(incomplete)]
-        folder, _, start = incomplete.rpartition("/")
-        found = (path for path in Path(folder or ".").glob("*") if path.name.startswith(start))
+        folder, slash, start = incomplete.rpartition("/")
+        found = (path for path in Path(folder or slash or ".").glob("*") if path.name.startswith(start))
         return names + [
             f"{path}/" if path.is_dir() else str(path)
             for path in found

@@ -1,5 +1,6 @@
 """The model card of an exported folder."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from lm.numbers import number
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import Evaluation, evaluation_names, load_evaluation, lookup
 
+_LIMITED = re.compile(r"\.first-\d+(\.|$)")  # in the name of an evaluation with --limit
 _USE = """```python
 import {module}  # registers the model; pip install "highrank[hf]"
 from transformers import {auto}, AutoTokenizer
@@ -93,7 +95,7 @@ def _evaluations(model: Exported, program: str) -> list[tuple[Evaluation, str]]:
         except HighrankError:
             continue  # of weights that the run no longer has
         command: Any = one.details.get("command")
-        partial = ".first-" in name or "ensemble_with" in one.result
+        partial = _LIMITED.search(name) or "ensemble_with" in one.result
         if isinstance(command, str) and not partial and one.result.get("weights") == weights:
             found.append((one, str(visible(command))))
     return found

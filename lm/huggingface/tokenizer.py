@@ -19,7 +19,8 @@ from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
 _WORD = r"[\p{L}\p{N}_]"  # of Python's \w, which has no combining marks
 _SPACE = r"\s\x1c-\x1f"
 _PUNCTUATION = rf"[^\p{{L}}\p{{N}}_{_SPACE}]"
-_LOWER = [normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"), normalizers.Lowercase()]  # as Python does
+_LAST = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"  # the sigma that ends a word
+_LOWER = [normalizers.Replace(Regex(_LAST), "ς"), normalizers.Lowercase()]  # as Python does
 
 
 def fast_tokenizer(codec: Codec) -> PreTrainedTokenizerFast:
@@ -90,7 +91,7 @@ def _stream(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrainedTo
     first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names[first:]])
     if any(tokenizer.token_to_id(name) != index for index, name in enumerate(names[first:], first)):
-        raise ConfigError('data.tokenizer = "hf": its ids have gaps, so it cannot be exported')
+        raise ConfigError('data.tokenizer = "hf": its ids have gaps; train with another to export the model')
     tokenizer.post_processor = processors.TemplateProcessing(single=["$A"], pair=None, special_tokens=[])
     ids = {"bos": vocabulary.bos, "eos": vocabulary.eos, "unk": vocabulary.unk, "pad": vocabulary.pad}
     form, template = stored.chat, None

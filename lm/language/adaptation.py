@@ -118,10 +118,14 @@ class Statistics:
 
 
 def scored_parameters(model: LanguageModel) -> dict[str, nn.Parameter]:
-    """Parameters that a token's probability depends on, by name: all except the past decoder's."""
+    """Parameters with elements that a token's probability depends on: all but those of the past decoder."""
     past = model.head.past
     others = set() if past is None else set(map(id, past.parameters()))
-    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in others}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.numel() and id(parameter) not in others
+    }
 
 
 def gather(

@@ -67,7 +67,7 @@ class Text:
     source: str
     ids: Ids
     sha256: str  # of the whole split
-    characters: int | None  # of the text; None if only a part of it is read, or a word has become ``<unk>``
+    characters: int | None  # of the text; None for a part of words, or if one has become ``<unk>``
 
     def name_at(self, checkpoint: str) -> str:
         """Its name in names of results, with that of the checkpoint unless it is the best."""
@@ -233,7 +233,8 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
     ids, name = split.ids(), slug(Path(source).stem)
     characters = 0 if split.outside else split.characters  # P(<unk>) leaves out the letters of a word
     if limit is not None and limit < len(ids):
-        ids, characters, name = ids[:limit], 0, f"{name}.first-{limit}"
+        ids, name = ids[:limit], f"{name}.first-{limit}"
+        characters = limit if characters and trained.codec.tokenizer.kind in _CHARACTERS else 0
     require_known(unknown_share(trained, ids), source)
     return Text(name, source, ids, split.fingerprint, characters or None)
 
@@ -267,7 +268,8 @@ def likelihood(nll: Floats, trained: TrainedLm, text: Text, divisor: int | None 
     assert len(nll) in (len(text.ids), len(text.ids) - 1)  # every token once; all but the first for `paper`
     tokens = divisor or len(text.ids)
     total = math.fsum(nll) if np.isfinite(nll).all() else math.nan
-    characters = tokens if trained.codec.tokenizer.kind in _CHARACTERS else text.characters
+    each = trained.codec.tokenizer.kind in _CHARACTERS and text.characters
+    characters = tokens if each else text.characters
     return Likelihood(
         nll=total / tokens,
         perplexity=require_finite(perplexity(total / tokens), visible(text.source)),

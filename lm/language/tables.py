@@ -6,6 +6,7 @@ from lm.language.dynamic import DynamicEvaluation
 from lm.language.results import (
     DropoutPasses,
     FrequencyBucket,
+    Likelihood,
     LmEvaluation,
     RefinementChoice,
     StaticEvaluation,
@@ -56,10 +57,15 @@ def dynamic_tables(result: DynamicEvaluation) -> list[Table | str]:
     about = (
         f"{numbers} ({setting.scaling}); statistics of {statistics.windows:,} windows of {statistics.source}"
     )
-    worse = result.likelihood.nll > result.static.nll
+    worse = _per_scored(result.likelihood) > _per_scored(result.static)
     advice = [f"Worse than without adapting: try a --lr of {result.setting.lr / 5:.1g}, or --trials 20."]
     likelihood = _likelihood(result, result.static.perplexity)
     return [*tables, likelihood, about, *_notes(result), *(advice if worse else [])]
+
+
+def _per_scored(found: Likelihood) -> float:
+    """Nats of a scored token, also where the sum was divided by another number."""
+    return found.nll * found.tokens / found.scored
 
 
 def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:

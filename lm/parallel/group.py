@@ -110,7 +110,8 @@ class ProcessGroup(Group):
             )
         except RuntimeError as error:
             raise WorkerError(
-                f"rank {self.rank} does not find the others: {str(error).splitlines()[0]}"
+                f"rank {self.rank} does not find the others: {str(error).splitlines()[0]};"
+                " check that all were started with the same address and port"
             ) from error
 
     def _assemble(self) -> None:

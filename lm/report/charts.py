@@ -4,6 +4,7 @@ Coordinates are texts with one decimal, so equal numbers give equal bytes on eve
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -108,7 +109,7 @@ def line_chart(title: str, about: str, labels: tuple[str, str], series: Sequence
     xs, ys = zip(*(point for _, points in shown for point in points), strict=True)
     end, low, high = max(xs), min(ys), max(ys)
     room = (high / low) ** 0.04 if high > low else 1.1
-    low, high = low / room, high * room
+    low, high = low / room, min(high * room, sys.float_info.max)
 
     def place(point: Point) -> tuple[str, str]:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * point[0] / (end or 1)

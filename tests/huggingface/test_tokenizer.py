@@ -20,6 +20,7 @@ TEXTS = (
     "The cat's mat, isn't it?",
     "a  b\tc – naïve Σίσυφος ΟΔΟΣ ",
     " zürich (42) x-y_z ½ … \x1c q é e\u0301",
+    "Δ.Σ. ΠΡΟΣ'ΑΥΤΟ ΠΡΟΣ, Σ",
     "",
 )
 PARTS = [*"abcXYZ ,.'-_\t\x1d 09", "the", "cat", "ß", "É", "日本", "½", "<eos>", "\u0301"]

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -194,6 +194,14 @@ def test_the_past_decoder_of_training_changes_nothing(setting: DynamicSetting) -
     nll = Adaptation(trained, statistics, setting).nll(ids)
     assert np.array_equal(nll, Adaptation(plain, expected, setting).nll(ids))
     assert all(torch.equal(p, q) for p, q in zip(weights(trained), before, strict=True))
+
+
+def test_a_head_without_components_of_a_layer_is_adapted(tmp_path: Path) -> None:
+    head = {"kind": "doc", "components": 3, "lower_components": (0, 1), "tied": False}
+    run = write_run(tmp_path / "run", **head)
+    scalings: tuple[Scaling, ...] = get_args(Scaling)
+    for scaling in scalings:
+        assert dynamic(run, setting=DynamicSetting(1e-4, 0.0, scaling=scaling, streams=8)).likelihood.nll > 0
 
 
 def test_a_run_with_a_past_decoder_keeps_its_statistics(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from lm.language.evaluate import (
     evaluate,
     frequency_buckets,
     likelihood,
+    load_text,
 )
 from lm.language.refinements import (
     MULTIPLIERS,
@@ -121,6 +122,19 @@ def test_bits_per_character_are_of_characters_whatever_the_tokens_are() -> None:
     for bad in (math.nan, math.inf, 1e6):
         with pytest.raises(DivergenceError):
             likelihood(np.full(3, bad), tiny_lm(), Text("t", "t", np.zeros(3, int), "x", None))
+
+
+def test_characters_that_became_unknown_are_no_bits_per_character(tmp_path: Path) -> None:
+    trained = tiny_lm(codec=tiny_codec("char"))
+    known = trained.codec.vocabulary.tokens[2]
+    (tmp_path / "known.txt").write_text(f"{known * 30}\n")
+    (tmp_path / "other.txt").write_text(f"{known * 30}☃\n")
+    cases = (("known", None, 31), ("known", 7, 7), ("other", None, None), ("other", 7, None))
+    for name, limit, characters in cases:
+        text = load_text(trained, str(tmp_path / f"{name}.txt"), limit)
+        assert text.characters == characters
+        found = likelihood(np.full(len(text.ids), 1.5), trained, text).bits_per_character
+        assert found == (characters and pytest.approx(1.5 / math.log(2)))
 
 
 def test_buckets_split_the_loss_by_training_count() -> None:

@@ -199,3 +199,22 @@ def test_a_file_that_is_no_data_set_asks_no_hub(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"in\.jsonl: cannot load it \(.*JSON.*\); mend the file") as caught:
         locate(str(tmp_path / "in.jsonl"), ReadOptions(format="datasets"))
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("stray", ["train.log", "test_results.md", "train.txt~", "._train.txt", "valid.md"])
+def test_files_of_plain_names_come_before_others_like_them(stray: str, tmp_path: Path) -> None:
+    names = {f"{split}__txt": "a b\n" for split in ("train", "valid", "test")}
+    source = folder_of(tmp_path, **names)
+    (tmp_path / stray).write_text("else\n")
+    assert {path.name for path in locate(source, ReadOptions()).files} == {
+        "train.txt",
+        "valid.txt",
+        "test.txt",
+    }
+
+
+def test_a_name_without_a_text_for_training_is_no_corpus(tmp_path: Path) -> None:
+    names = [*(f"en.{split}.txt" for split in ("train", "valid", "test")), "fr.test.txt"]
+    for name in names:
+        (tmp_path / name).write_text("a b\n")
+    assert {path.name for path in locate(str(tmp_path), ReadOptions()).files} == {*names[:3]}

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from html.parser import HTMLParser
@@ -22,7 +23,7 @@ from lm.analysis.spectrum import RankResult
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
-from lm.report.charts import linear_ticks, log_ticks
+from lm.report.charts import Series, line_chart, linear_ticks, log_ticks
 from lm.report.page import report_of
 from lm.report.train_command import train_command
 from lm.runs.checkpoint import CheckpointStore
@@ -205,6 +206,11 @@ def test_a_config_whose_file_is_gone_is_told_whole(in_tmp: Path) -> None:
     assert train_command(resolved, Path("r"), "dialog") == "dialog train own.toml --run r"
     Path("own.toml").unlink()
     assert train_command(resolved, Path("r"), "dialog") == ""
+
+
+def test_a_chart_of_the_largest_numbers_is_drawn() -> None:
+    points = [(1, 1e300), (2, sys.float_info.max)]
+    assert line_chart("t", "about", ("x", "y"), [Series("run", points, 0)])
 
 
 def test_samples_are_spread_over_the_text() -> None:

@@ -122,6 +122,7 @@ def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
     assert {"smalltalk_mos", "small.toml"} <= set(complete_config("small"))
     assert complete_config("su") == ["sub/"]
     assert complete_config("sub/") == ["sub/x.toml"]
+    assert complete_config("/tm") == ["/tmp/"]
     words = {
         "_DIALOG_COMPLETE": "complete_bash",
         "COMP_WORDS": "dialog train smalltalk_sig",

@@ -261,9 +261,15 @@ def _groups(path: Path, options: ReadOptions) -> dict[str, dict[str, Path]]:
     return groups
 
 
-def _choose(folder: Path, groups: Mapping[str, object], options: ReadOptions) -> str:
-    """Choose a corpus of a folder: the only one, the one that ``--language`` names, or words for PTB."""
-    names = sorted(groups)
+def _choose(folder: Path, groups: Mapping[str, Mapping[str, Path]], options: ReadOptions) -> str:
+    """Choose a corpus of a folder: the only one, the one that ``--language`` names, or words for PTB.
+
+    Files that are named after splits alone, as train.txt, come before others, and files of a name without
+    any for training are no corpus beside those that have one.
+    """
+    names = sorted(name for name, files in groups.items() if "train" in files) or sorted(groups)
+    if "" in names and not options.language:
+        return ""
     spelled = [name for name in names if name.endswith("char")]
     if options.format == "ptb-char" and len(spelled) == 1:
         return spelled[0]
@@ -333,7 +339,7 @@ def _locate_dataset(source: str, options: ReadOptions) -> Located:
     tables = {key or "train": table for key, table in load_tables(source).items()}
     found = {SPLIT_NAMES[key]: table for key, table in tables.items() if key in SPLIT_NAMES}
     if "train" not in found:
-        raise DataError(f"{source}: has no train split, only {', '.join(tables)}")
+        raise DataError(f"{source}: has no train split, only {', '.join(tables)}; name another data set")
     for split, table in found.items():
         if options.text_column not in table.column_names:
             columns = ", ".join(table.column_names)
