@@ -14,7 +14,7 @@ from lm.analysis.components import components_of_run
 from lm.analysis.opened import text_of
 from lm.arrays import Floats
 from lm.config.named_data import split_of_run
-from lm.errors import ConfigError, DataError, DivergenceError, StorageError
+from lm.errors import ConfigError, DataError, StorageError
 from lm.language import refinements
 from lm.language.config import DataConfig
 from lm.language.corpora.corpus import load_split
@@ -26,7 +26,6 @@ from lm.language.evaluate import (
     evaluate,
     frequency_buckets,
     likelihood,
-    load_text,
 )
 from lm.language.refinements import (
     MULTIPLIERS,
@@ -109,32 +108,6 @@ def test_the_papers_way_leaves_out_the_first_token_and_divides_by_all() -> None:
     assert (result.tokens, result.scored) == (41, 40)
     with pytest.raises(DataError, match="too few"):
         token_nll(trained, ids[:1], paper=True)
-
-
-def test_bits_per_character_are_of_characters_whatever_the_tokens_are() -> None:
-    nll = np.full(30, 1.5)
-    words = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", 120))
-    characters = likelihood(nll, tiny_lm(codec=tiny_codec("char")), Text("t", "t", np.zeros(30, int), "x", 7))
-    assert words.bits_per_character == pytest.approx(30 * 1.5 / math.log(2) / 120)
-    assert characters.bits_per_character == pytest.approx(1.5 / math.log(2))
-    unknown = likelihood(nll, tiny_lm(), Text("t", "t", np.zeros(30, int), "x", None))
-    assert "bits_per_character" not in as_json(unknown)
-    for bad in (math.nan, math.inf, 1e6):
-        with pytest.raises(DivergenceError):
-            likelihood(np.full(3, bad), tiny_lm(), Text("t", "t", np.zeros(3, int), "x", None))
-
-
-def test_characters_that_became_unknown_are_no_bits_per_character(tmp_path: Path) -> None:
-    trained = tiny_lm(codec=tiny_codec("char"))
-    known = trained.codec.vocabulary.tokens[2]
-    (tmp_path / "known.txt").write_text(f"{known * 30}\n")
-    (tmp_path / "other.txt").write_text(f"{known * 30}☃\n")
-    cases = (("known", None, 31), ("known", 7, 7), ("other", None, None), ("other", 7, None))
-    for name, limit, characters in cases:
-        text = load_text(trained, str(tmp_path / f"{name}.txt"), limit)
-        assert text.characters == characters
-        found = likelihood(np.full(len(text.ids), 1.5), trained, text).bits_per_character
-        assert found == (characters and pytest.approx(1.5 / math.log(2)))
 
 
 def test_buckets_split_the_loss_by_training_count() -> None:

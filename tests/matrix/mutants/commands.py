@@ -79,6 +79,6 @@ MUTANTS = (
         "dialog/serve/served.py",
         "        require_short_phrases(decode, usual, self.model.codec)\n",
         "",
-        "dialog/test_serve.py::test_phrases_of_a_request_are_few_and_short",
+        "dialog/test_serve_settings.py::test_phrases_of_a_request_are_few_and_short",
     ),
 )
