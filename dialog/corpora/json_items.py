@@ -77,7 +77,7 @@ def parse_objects(
         yield from parse_lines(rest, name, log, keys, bare=bare)
     else:  # perhaps an object over several lines
         whole = [*rest]
-        text = "\n".join(line for _, line in whole)
+        text = whole_text(whole)
         if _is_json(text):
             whole = [(first[0], text)]
         yield from parse_lines(whole, name, log, keys, bare=bare)

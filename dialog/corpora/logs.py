@@ -62,6 +62,7 @@ _COMING = re.compile(  # what follows the name of somebody who comes, goes or ch
 _CUE_TIME = r"(\d{1,3}):([0-5]\d):([0-5]\d)[,.](\d{1,3})"
 TIMING = re.compile(rf"\s*{_CUE_TIME}\s*-->\s*\d[\d:,.]*(?:\s.*)?")
 _MARKUP = re.compile(r"</?\w[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[♪♫]")  # tags, sounds, songs
+_DASHES = "-–— "  # before an utterance of a cue that has several
 
 
 def _name(text: str) -> str:
@@ -183,8 +184,8 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
     """
     messages: list[Message] = []
     lines = list(lines)
-    begun_with = [_spoken(after) for (_, before), (_, after) in pairwise(lines) if TIMING.fullmatch(before)]
-    cased = 2 * sum(text[:1].islower() for text in begun_with) <= len(begun_with)
+    beginnings = [_shown(after) for (_, before), (_, after) in pairwise(lines) if TIMING.fullmatch(before)]
+    cased = 2 * sum(text.lstrip(_DASHES)[:1].islower() for text in beginnings) <= len(beginnings)
     start: datetime | None = None  # of the cue that the line belongs to
     begun = False  # the cue has had an utterance
     for number, text in lines:
@@ -200,7 +201,8 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
                 expected = "expected the number of a cue or its timing"
                 log.bad(name, number, "not part of a subtitle", expected, excerpt=text)
         else:
-            shown, said = _shown(text), _spoken(text)
+            shown = _shown(text)
+            said = shown.lstrip(_DASHES)
             if not said:
                 log.drop(name, number, "sound", text)
                 continue
@@ -218,8 +220,3 @@ def read_srt(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Di
 def _shown(text: str) -> str:
     """A line of a subtitle without tags and sounds."""
     return " ".join(_MARKUP.sub("", text).split())
-
-
-def _spoken(text: str) -> str:
-    """The same without the dash that begins an utterance."""
-    return _shown(text).lstrip("-–— ")
