@@ -8,7 +8,7 @@ MEASURE = """
 from lm.engine.memory import FLOAT, head_scratch
 from lm.heads.head import Head, HeadConfig
 
-TOKENS, HIDDEN, WORDS = 300, 40, 10_000
+TOKENS, HIDDEN, WORDS = 300, 40, 5_000
 
 
 def measure(settings):

@@ -9,7 +9,7 @@ from lm.cells.config import CellConfig
 from lm.engine.memory import FLOAT
 from lm.trunks.recurrent import RecurrentRates, RecurrentTrunk
 
-STEPS, STREAMS, SIZE = 70, 40, 200
+STEPS, STREAMS, SIZE = 35, 40, 200
 
 
 def measure(case):
