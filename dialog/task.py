@@ -73,6 +73,9 @@ class DialogTask:
         objective, nll = self.model.objective(batch)
         return StepLoss(objective, nll.detach(), tokens=int(batch.lengths.sum()))
 
+    def skipped(self, batches: Sequence[list[int]]) -> None:
+        """Does nothing, since there is no state."""
+
     def validation(self) -> Iterator[tuple[float, int]]:
         """Σ nll in nats, and tokens, of batches of the validation split."""
         for nll, lengths in score_items(self.model, self.valid, self.device):

@@ -6,7 +6,7 @@ bit-identically. Log lines newer than the commit are removed.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -58,6 +58,9 @@ class Task(Stateful, Protocol[BatchT]):
 
     def loss(self, batch: BatchT) -> StepLoss:
         """The summed loss of a batch, or of a shard of one."""
+
+    def skipped(self, batches: Sequence[BatchT]) -> None:
+        """Prepare the carried state, which is as before ``batches``, for the batch after them."""
 
     def validation(self) -> Iterator[tuple[float, int]]:
         """Sums of nats, and tokens, of the slices of the validation split, by the current weights.
@@ -240,6 +243,7 @@ class _Engine(Generic[BatchT]):
             progress.passed(sums.nll, sums.tokens, sums.grad_norm)
         else:
             before.restore()
+            self.task.skipped(batches)
             self.skipped(number, first)
         self.updater.clear()
         nll = sums.nll / sums.tokens if sums.finite else math.nan

@@ -94,6 +94,11 @@ class LmTask:
             penalty = penalty + model.weight_penalty * weight_penalty(self.model.parameters())
         return StepLoss(objective + tokens * penalty, nll.detach(), tokens, batch.scale)
 
+    def skipped(self, batches: Sequence[Window]) -> None:
+        """Forget the state of the text before, if another text begins in a skipped window."""
+        if any(window.first for window in batches):
+            self._carried = self.model.initial_state(self._carried.streams)
+
     def shard(self, batch: Window, index: int, count: int) -> Window | None:
         """Neighbouring streams of a window."""
         rows = slice_of(batch.tokens.shape[1], index, count)

@@ -43,10 +43,12 @@ def assert_only_finite(folder: Path) -> None:
 def test_a_bad_update_is_skipped_counted_and_leaves_no_trace(folder: Path, fault: str) -> None:
     settings = {"max_steps": 4, "checkpoint_every": 1, "keep_last": 9, "log_every": 1}
     notes = Notes()
-    train(folder, settings, task=TinyTask(Faults(**{fault: lambda call: call == 3})), notes=notes)
+    task = TinyTask(Faults(**{fault: lambda call: call == 3}))
+    train(folder, settings, task=task, notes=notes)
     assert [(event["event"], event["step"], event["epoch"], event["batch"]) for event in events(folder)] == [
         ("skipped", 3, 1, 2)
     ]
+    assert task.skips == [1]
     assert len([line for line in notes.lines if "step 3 (epoch 1, batch 2) is skipped" in line]) == 1
     with open_run(folder) as run:
         before, after, later = (run.checkpoints.open(f"step-{step}") for step in (2, 3, 4))

@@ -143,6 +143,18 @@ def test_every_pass_has_windows_of_its_own(corpus: Path) -> None:
     assert passes[0] == passes[1] != passes[2]
 
 
+def test_a_skipped_window_that_begins_a_text_leaves_no_state_of_the_one_before(corpus: Path) -> None:
+    tiny = task()
+    zero = tiny.state()
+    windows = list(tiny.epoch(0, 0))
+    tiny.loss(windows[-1])
+    carried = tiny.state()
+    tiny.skipped(windows[1:3])
+    assert all(torch.equal(carried[name], found) for name, found in tiny.state().items())
+    tiny.skipped(windows[:2])
+    assert all(torch.equal(zero[name], found) for name, found in tiny.state().items())
+
+
 def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> None:
     tiny = task()
     zero = tiny.state()

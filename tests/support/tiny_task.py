@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,7 @@ class TinyTask:
     losses: int = 0
     windows: int = 0
     validations: int = 0
+    skips: list[int] = field(default_factory=list)  # batches of each update that was skipped
 
     def __post_init__(self) -> None:
         seed_everything(self.seed)
@@ -95,6 +96,9 @@ class TinyTask:
         if self.faults.nan_gradient(self.losses):  # d√x/dx is infinite at 0, times 0 is NaN; the value is 0
             objective = nll + (0 * self.model.cell.bias_hh[0]).sqrt()
         return StepLoss(objective, nll.detach(), batch[:, 1:].numel(), 0.5 + 0.1 * float(batch[0, 0]))
+
+    def skipped(self, batches: Sequence[Tensor]) -> None:
+        self.skips.append(len(batches))
 
     def shard(self, batch: Tensor, index: int, count: int) -> Tensor | None:
         """The whole batch in the first shard; the others are empty, because the hidden state is one."""
