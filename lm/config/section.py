@@ -11,6 +11,7 @@ MAX_SEED = 2**63 - 1  # the largest seed for both torch and NumPy
 MAX_SIZE = 10_000_000  # of a vector, a batch, a list: above all models, and without overflow
 MAX_LAYERS = 1000  # also of other parts that are built one by one
 MAX_NUMBER = 1e30  # float32 holds it, with room for products
+MIN_NUMBER = 1e-30  # of numbers other than 0, which float32 would take for 0
 MAX_TEXT = 4096  # characters
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
@@ -63,13 +64,15 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _usable(cls, value: object, about: ValidationInfo) -> object:
-        """Raise ValueError for numbers that risk overflow, and for texts that are too long or contain NUL."""
+        """Raise ValueError for numbers of a size that float32 lacks, and for texts too long or with NUL."""
         field = cls.model_fields[about.field_name or ""]
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, int) and abs(item) > MAX_SEED:
                 raise ValueError(f"must be {_range_text(field, MAX_SEED)}")
             if isinstance(item, float) and abs(item) > MAX_NUMBER:
                 raise ValueError(f"must be {_range_text(field, MAX_NUMBER)}")
+            if isinstance(item, float) and 0 < abs(item) < MIN_NUMBER:
+                raise ValueError(f"must be 0, or not closer to 0 than {MIN_NUMBER:g}")
             if isinstance(item, str) and (len(item) > MAX_TEXT or "\0" in item):
                 raise ValueError(f"must have at most {MAX_TEXT:,} characters, and none of them NUL")
         return value

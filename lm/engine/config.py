@@ -114,6 +114,10 @@ class OptimConfig(Section):
             raise ValueError(
                 "average_patience: excludes average_trigger, which is also set; set one of them to 0"
             )
+        if self.average_trigger and self.average_start:
+            raise ValueError(
+                "average_start: excludes average_trigger, which is also set; set one of them to 0"
+            )
         return self
 
 
@@ -176,8 +180,8 @@ class TrainConfig(Section):
     log_every: int = Field(50, ge=1, description="number of updates between lines of metrics.jsonl")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="bfloat16 runs the model under autocast, except cells that torch does not have, and the"
-        " iteration of Muon",
+        description="bfloat16 runs the model under autocast, except cells that torch does not have. It also"
+        " runs the iteration of Muon",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto, cpu or cuda; auto = CUDA if available"

@@ -169,7 +169,9 @@ class ModelConfig(Section):
     )
     output_dropout: Rate = Field(0.4, description="rate of locked dropout of the last layer's output")
     episodic: bool = Field(
-        False, description="reset the state at each <eos>, so that sentences are independent"
+        False,
+        description="reset the state at each <eos>, so that sentences are independent. An LSTM then has one"
+        " bias instead of two",
     )
     state_dropout: Rate = Field(
         0.0,

@@ -23,6 +23,7 @@ KINDS = (
     "'softmax', 'sigsoftmax', 'sigmoid', 'relu', 'moc', 'mos', 'moss', 'mixtape', 'plif', 'doc', 'mfs' or"
     " 'cpr'"
 )
+NT = 'average = "uniform"\naverage_trigger = 5\n'
 TWICE = "key or table occurs twice; remove one of the two"
 
 
@@ -94,6 +95,8 @@ def test_no_value_of_a_wrong_type_or_range_gets_through(
         ("[train]\nmax_minutes = inf", ":2: train.max_minutes must be from 0 to 1e+30, got inf"),
         ("[train]\nmax_steps = 99999999999999999999", ":2: train.max_steps must be from 0 to 9223"),
         ("[optim]\nlr = 1e-400", ":2: optim.lr must be greater than 0, got 1e-400"),
+        ("[optim]\neps = 1e-50", ":2: optim.eps must be 0, or not closer to 0 than 1e-30, got 1e-50"),
+        (f"[optim]\n{NT}average_start = 9", ":3: [optim] average_start: excludes average_trigger"),
         ("[optim]\nlr = 0e9", ":2: optim.lr must be greater than 0, got 0.0"),
         ("[optim]\nlr = nan", ":2: optim.lr must be a finite number, got nan"),
         ("[train]\nlr = 1", ":2: unknown key train.lr; did you mean optim.lr?"),

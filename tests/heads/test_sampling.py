@@ -14,7 +14,8 @@ from dialog.decoding.sampling import sample, uniforms
 from dialog.decoding.steps import Marks
 from lm.engine.device import flushed_denormals
 from lm.heads import sampling
-from lm.heads.sampling import draw_tokens
+from lm.heads.sampling import Filters, draw_tokens
+from lm.language.generate import GenerateOptions
 from tests.support.signals import signal_at
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
 
@@ -30,7 +31,7 @@ def grid(count: int) -> Tensor:
     return (torch.arange(count, dtype=torch.float64) + 0.5) / count
 
 
-def shares(log_probs: Tensor, config: DecodeConfig, count: int = 4000) -> Tensor:
+def shares(log_probs: Tensor, config: Filters, count: int = 4000) -> Tensor:
     tokens = draw_tokens(log_probs.expand(count, -1), grid(count), config)
     return torch.bincount(tokens, minlength=len(log_probs)) / count
 
@@ -71,9 +72,9 @@ def test_the_nucleus_ends_where_its_share_is_reached_exactly() -> None:
 
 @pytest.mark.parametrize("filters", [{"top_p": 1e-320}, {"temperature": 1e-320}])
 def test_a_setting_that_counts_as_zero_is_greedy(filters: dict[str, float]) -> None:
-    log_probs, config = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(), decode(**filters)
+    log_probs, options = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(), GenerateOptions(**filters)
     with flushed_denormals():
-        assert shares(log_probs, config).tolist() == [0, 1, 0]
+        assert shares(log_probs, options).tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("spread", [0.2, 4.0])
@@ -150,7 +151,7 @@ def test_every_sample_obeys_the_rules(
 def test_one_candidate_or_no_warmth_is_greedy() -> None:
     model = Recurrent(4, vocab=9, sources=5)
     greedy = beam_search(model.step, model.state(), 5, decode(beam=1, nbest=1), Marks(BOS, EOS, (BOS, 5)))
-    for config in (decode(top_k=1), decode(temperature=1e-4), decode(temperature=1e-310), decode(top_p=1e-9)):
+    for config in (decode(top_k=1), decode(temperature=1e-4), decode(temperature=1e-30), decode(top_p=1e-9)):
         for found, (best,) in zip(run(model, config, list(range(5))), greedy, strict=True):
             assert {h.tokens for h in found} == {best.tokens}
 
