@@ -84,9 +84,10 @@ class SourceReader(nn.Module):
     def logits(self, source: SourceWords | None, contexts: Tensor, output: Output) -> tuple[Tensor, Tensor]:
         """The words of each token's source, and their logits, both (N, M).
 
-        contexts: (N, 1, E) s, or (N, 2, E) s and p.
+        contexts: (N, 1, E) s, or (N, 2, E) s and p.  Raises ValueError if there is no source.
         """
-        assert source is not None, "states for a head that reads the source were taken without it"
+        if source is None:
+            raise ValueError("a head that reads the source needs it beside the states, as Layers.source")
         vectors = F.embedding(source.words.clamp(min=0), output.weight)
         keys = torch.cat((vectors, source.keys.to(vectors.dtype)), 2)
         found = products_by_row(contexts.flatten(1), keys, source.rows)

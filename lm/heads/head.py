@@ -98,6 +98,11 @@ class Head(nn.Module):
                 f"head.candidates = {list(config.candidates)}: the vocabulary has {vocab_size:,} words; set"
                 " smaller numbers, since each token takes time for all of them"
             )
+        if config.partitions > vocab_size:
+            raise ConfigError(
+                f"head.partitions = {config.partitions:,}: the vocabulary has {vocab_size:,} words; set a"
+                " smaller number, since a part without words has a context in vain"
+            )
         self.source_reader = source_reader(config.source, word_size, self.size)
         self.scale: nn.Parameter | float = config.context_scale
         if config.learn_context_scale:

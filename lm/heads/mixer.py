@@ -59,8 +59,7 @@ class Mixer:
             (..., K), None unless probabilities are mixed. After the first context, mfs and cpr have those of
             parts of the vocabulary.
         """
-        layers = Layers.of(hidden)
-        last, lower = layers.last, layers.lower
+        last, lower, _ = Layers.of(hidden).down_to(self.config.lower_layers)
         if self.latent is None:
             if self.projection is None:  # dropout was applied to these states before
                 return last.unsqueeze(-2), None
@@ -85,7 +84,7 @@ class Mixer:
 
     def read(self, hidden: States) -> Tensor:
         """Input of contexts and prior of a mixture: last layer (..., H), or q (..., 2 H) for mfs and cpr."""
-        states = Layers.of(hidden)
+        states = Layers.of(hidden).down_to(self.config.lower_layers)
         return states.last if self.facets is None else self.facets(states)
 
     def mixture(self, hidden: States, streams: Tensor | None = None) -> Mixture:

@@ -22,7 +22,7 @@ FROM_SOFTMAX = tuple(kind for kind, row in HEADS.items() if row.begins_as_softma
 NOISE = 1e-4  # norm of a component's difference, relative to the hidden state
 LOWER = 1e-6  # share of the prior of all components of lower layers together
 _START = "to begin as a trained output layer"
-NEVER = -40.0  # bias of a word that the output layer lacks; with less a mixture takes its slow path
+NEVER = -40.0  # of a word that the output layer lacks, above its mean logit; less is slow in a mixture
 SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 has in practice
 
 
@@ -34,7 +34,8 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
 
     Exact up to rounding for softmax, plif, MoC and Mixtape, whose noise cancels. MoS, MFS and CPR differ by
     the square of the noise, and DOC by the share of its lower layers. For sigsoftmax and MoSS the shift is so
-    large that σ is 1, and stays so in training: the gradient of the shift is 0 up to rounding.
+    large that σ is 1. It stays so in training: the gradient of the shift is 0 up to rounding, by which Adam
+    moves it a little.
 
     Raises:
         ConfigError: a head that has no such parameters, with the key to change.
@@ -46,9 +47,9 @@ def start_as(head: Head, weight: Tensor, bias: Tensor | None) -> None:
     head.weight[words:] = weight.mean(0)
     if head.bias is not None:
         head.bias.zero_()
-        head.bias[words:] = NEVER
         if bias is not None:
             head.bias[:words] = bias
+        head.bias[words:] = head.bias[:words].mean() + NEVER
     if head.shift is not None:
         head.shift.fill_(SHIFT)
     if head.latent is not None:

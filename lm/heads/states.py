@@ -25,6 +25,14 @@ class Layers(NamedTuple):
         """Apply ``function``, which may change shapes, to each layer. The result has no source."""
         return Layers(function(self.last), tuple(map(function, self.lower)))
 
+    def down_to(self, count: int) -> "Layers":
+        """The first ``count`` layers below the last, and no others. Raises ValueError if there are fewer."""
+        if len(self.lower) < count:
+            raise ValueError(
+                f"states of {count} layers below the last are needed, but {len(self.lower)} given"
+            )
+        return self._replace(lower=self.lower[:count])
+
     @staticmethod
     def of(states: "States") -> "Layers":
         """The states as layers; a plain tensor becomes the last layer."""

@@ -198,3 +198,6 @@ def test_what_lacks_a_source_is_refused() -> None:
         Head(HeadConfig(kind="cpr", candidates=(2, V + 1)), H, V)
     with pytest.raises(ValueError, match="must increase"):
         HeadConfig(kind="cpr", candidates=(5, 5))
+    head = Head(HeadConfig(kind="cpr", source="words"), H, V, word_size=4)
+    with pytest.raises(ValueError, match=r"needs it beside the states, as Layers\.source"):
+        head.log_probs(torch.randn(2, H))

@@ -121,3 +121,21 @@ def test_a_model_without_lower_layers_has_no_such_facets() -> None:
     config = HeadConfig(kind="mfs", components=3, facet_layers=2)
     with pytest.raises(ConfigError, match=r"facet_layers: mfs reads 2 layers below .* provides 1"):
         Head(config, H, V, lower_sizes=(4,))
+
+
+def test_no_more_parts_are_taken_than_there_are_words() -> None:
+    with pytest.raises(ConfigError, match=rf"head\.partitions = {V + 1}: the vocabulary has {V} words"):
+        Head(HeadConfig(kind="mfs", partitions=V + 1), H, V)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kind": "mfs", "facet_layers": 1}, {"kind": "doc", "lower_components": (1,)}]
+)
+def test_layers_that_a_head_does_not_read_change_nothing_and_those_it_does_are_needed(
+    settings: dict[str, Any],
+) -> None:
+    head = Head(HeadConfig(components=3, **settings), H, V, lower_sizes=(LOWER, 4)).double()
+    last, lower, lowest = (torch.randn(5, size, dtype=torch.float64) for size in (H, LOWER, 4))
+    assert torch.equal(head.log_probs(Layers(last, (lower,))), head.log_probs(Layers(last, (lower, lowest))))
+    with pytest.raises(ValueError, match="of 1 layers below the last are needed, but 0 given"):
+        head.log_probs(last)

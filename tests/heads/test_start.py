@@ -114,7 +114,7 @@ def test_words_that_the_output_layer_lacks_are_improbable_and_have_its_mean_vect
     options: dict[str, Any],
 ) -> None:
     head = Head(HeadConfig(**options), HIDDEN, WORDS + 3)
-    weight, offset = torch.randn(WORDS, HIDDEN), torch.randn(WORDS)
+    weight, offset = output_layer(True)
     start_as(head, weight, offset)
     hidden = torch.randn(TOKENS, HIDDEN)
     with torch.no_grad():
