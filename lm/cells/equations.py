@@ -141,8 +141,9 @@ class CappedLstmEquations(LstmEquations):
 class NormalizedLstmEquations(LstmEquations):
     """LSTM with layer normalisation of the arguments of each gate: LN(W x + W_hh h) ⊙ gain + shift.
 
-    LN is that of Ba et al. (2016), applied to the sum over the units of a gate. ``extra`` holds gains and
-    shifts, (2, 4H). The cell also keeps the normalised sums, and the inverse standard deviation of each gate.
+    LN is the function of Ba et al. (2016), here of the sum, over the units of a gate; c is not normalised.
+    ``extra`` holds gains and shifts, (2, 4H). The cell also keeps the normalised sums, and the inverse
+    standard deviation of each gate.
     """
 
     @staticmethod
