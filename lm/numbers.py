@@ -7,15 +7,15 @@ from lm.errors import visible
 
 NOTHING = "–"
 _FORMATS = {
-    r"ppl|perplexity": "{:,.2f}",
-    r"length ratio": "{:.3f}",
-    r"minutes|length": "{:,.1f}",
-    r"share|rate|most common": "{:.1%}",
+    r"ppl|perplexity": "{:z,.2f}",
+    r"length ratio": "{:z.3f}",
+    r"minutes|length": "{:z,.1f}",
+    r"share|rate|most common": "{:z.1%}",
     r"^p$": "{:.4f}",
-    r"bleu|distinct|precision|recall": "{:.3f}",
-    r"nll|nats|kl": "{:,.4f}",
-    r"τ": "{:.6f}",
-    r"mb": "{:,.1f}",
+    r"bleu|distinct|precision|recall": "{:z.3f}",
+    r"nll|nats|kl": "{:z,.4f}",
+    r"τ": "{:z.6f}",
+    r"mb": "{:z,.1f}",
 }
 _KINDS = [(re.compile(rf"\b(?:{words})\b"), form) for words, form in _FORMATS.items()]
 _LEAST_P = 0.0001  # smaller p-values are shown as below it

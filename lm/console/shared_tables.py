@@ -109,8 +109,9 @@ def comparison_warnings(comparison: "ComparedRuns") -> list[str]:
     """Warnings about compared runs that are near guessing or whose training has not ended; [] for none."""
     guessing = [visible(row.run) for row in comparison.runs if row.near_guessing]
     unfinished = [f"{visible(row.run)} ({row.unfinished})" for row in comparison.runs if row.unfinished]
+    noise = ", so that differences between them are noise" if len(guessing) > 1 else ""
     warnings = {
-        "near guessing, so that differences between them are noise, without a p": guessing,
+        f"near guessing{noise}": guessing,
         "trained without the planned end, so that scores are of unfinished models": unfinished,
     }
     return [f"Warning: {text}: {', '.join(runs)}." for text, runs in warnings.items() if runs]

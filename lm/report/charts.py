@@ -124,7 +124,7 @@ def line_chart(title: str, about: str, labels: tuple[str, str], series: Sequence
         lines.append(
             DrawnLine(one.name, one.colour, one.faint, path, marks, place(one.marked) if one.marked else None)
         )
-    x_ticks = [(place((x, low))[0], f"{x:,g}") for x in linear_ticks(0, end)]
+    x_ticks = [(place((x, low))[0], f"{x:,.10g}") for x in linear_ticks(0, end)]
     y_ticks = [(place((0, y))[1], f"{y:,g}".replace("e-0", "e-")) for y in log_ticks(low, high)]
     return LineChart(title, about, *labels, lines, x_ticks, y_ticks)
 
@@ -154,7 +154,7 @@ def interval_chart(
 def percent(value: float) -> str:
     """A relative change with its sign, such as −7.1%, and with two digits if it is small."""
     digits = 1 if abs(value) >= 0.0095 or not value else 2
-    return f"{100 * value:+.{digits}f}%".replace("-", "−") if value else "0%"
+    return f"{100 * value:+z.{digits}f}%".replace("-", "−") if value else "0%"
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:

@@ -13,6 +13,7 @@ from lm.config.difference import Flat, changed_keys, flat_config
 from lm.config.load import Resolved
 from lm.config.write import config_text
 from lm.console.app import versions
+from lm.console.options import RESAMPLES
 from lm.console.shared_tables import pool_tables
 from lm.console.tables import Column, Table, without_common_folder
 from lm.console.terminal import sanitize
@@ -272,11 +273,12 @@ def _again(
         except ConfigError as error:  # an older run of a file in another encoding
             text = f"# {error}"
         files.append(Code(f"Config of {visible(run)}", text, folded=True))
-    chosen = ["--name", comparison.name]
+    boot, chosen = comparison.bootstrap, ["--name", comparison.name]
+    if boot.resamples != RESAMPLES:
+        chosen += ["--resamples", str(boot.resamples)]
     lines.append(shlex.join([family.program, "compare", *map(str, runs), *chosen]))
     hashes = [_hashes(run, evaluation) for run, evaluation in zip(runs, evaluations, strict=True)]
     installed = ", ".join(f"{name} {version}" for name, version in versions().items())
-    boot = comparison.bootstrap
     about = f"{boot.resamples:,} resamples, seed {boot.seed}. Installed: {installed}."
     return [
         Code("Commands", "\n".join(map(_plain, lines))),

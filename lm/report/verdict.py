@@ -38,7 +38,7 @@ def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) ->
         interval = best.interval[MAIN]
         range_ = f"The 95% interval over {count:,} {units} is {_range(interval)}." if interval else ""
         return Judgement(f"{has}.", [*filter(None, [range_]), *guess], clear=True)
-    if best.near_guessing:
+    if all(row.near_guessing for row in comparison.runs):
         return Judgement("No comparison: every run is near guessing.", guess, clear=False)
     if comparison.pools:
         told = _over_seeds(comparison.pools, names)
@@ -97,7 +97,7 @@ def _meaning(others: Sequence[ComparedRun], count: int, units: str) -> str:
     return (
         f"Interval and p-value are of a paired bootstrap over {count:,} {units} of the text."
         f" They cover the choice of the text, not of the training seed.{few}{several}"
-        " No two of the runs have one config and different seeds, so nothing shows how much the seed decides."
+        " Only several runs of one config, each with a seed of its own, show how much the seed decides."
     )
 
 
@@ -164,7 +164,7 @@ def _gain(row: ComparedRun) -> tuple[float, float, float]:
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:.1f}%".replace("-", "−")
+    return f"{100 * value:z.1f}%".replace("-", "−")
 
 
 def _range(interval: Sequence[float]) -> str:

@@ -88,6 +88,7 @@ def test_runs_keep_the_names_that_have_no_common_folder() -> None:
         ("p", 0.00019998, "0.0002"), ("p", 1e-6, "<0.0001"), ("p", 0.0, "0.0000"),
         ("parameters", 10, "10"), ("lr", 0.0049, "0.0049"),
         ("x", 12345.6, "12,346"), ("nll", 1.612296e30, "1.61e+30"), ("nll", -1e12, "-1e+12"),
+        ("nats", -1e-5, "0.0000"), ("nats", -1e-4, "-0.0001"),
         ("nll", float("nan"), "–"), ("perplexity", float("inf"), "∞"), ("temperature", 1.25, "1.25"),
     ],
 )  # fmt: skip

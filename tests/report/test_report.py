@@ -103,6 +103,8 @@ def test_the_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
     assert {str(value)[1:] for value in addresses} == set(ids)
     assert not re.search(r"url\(|@import|https?:", page)
     assert "default-src 'none'" in page
+    assert ("table", {"class": "hash"}) in parser.found, "long hashes are broken"
+    assert re.search(r"dialog compare .* --name test --resamples 1000$", text_of(page), re.M)
     for name in ("scores", "curves", "components", "samples", "again"):
         assert tree.find(f".//section[@id='{name}']") is not None
     assert all("aria-label" in given for tag, given in parser.found if given.get("role") == "img")

@@ -98,6 +98,11 @@ def test_runs_of_several_seeds_are_judged_together() -> None:
     assert "2 p-values are not corrected" in pooled_as(first, second, third).sentences[-1]
     assert pooled_as(first).headline == "One setting with several seeds: a mean perplexity of 4.50."
     assert pooled_as(first, guess=True).headline == "No comparison: every run is near guessing."
+    comparison = replace(compared(4.0, 5.0, 6.0), pools=[first])
+    comparison.runs[0] = replace(comparison.runs[0], near_guessing=True)
+    told = judgement(comparison, {name: name.upper() for name in "abc"}, "conversations")
+    assert told.headline.startswith("One setting with several seeds"), "others have learnt"
+    assert told.sentences[-1].startswith("A is near guessing")
 
 
 def test_a_reading_knows_the_better_direction() -> None:
