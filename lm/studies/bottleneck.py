@@ -21,6 +21,7 @@ matrix could learn a larger factor in many more updates, so every factor may hav
 C contexts · V words · r rank · E context size of the head · K components · H hidden size.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -115,8 +116,11 @@ def points(
     contexts, vocab, budget = options.contexts, options.vocab, options.budget(size)
     for kind in options.heads:
         for number in filter(partial(possible, kind), components) if HEADS[kind].is_mixture else (1,):
+            with_hidden = partial(SweepPoint, kind, number, size)
+            hidden = range(1, budget // contexts + 2)
+            place = bisect_left(hidden, budget, key=lambda h: with_hidden(h).parameters(contexts, vocab))
             nearest = min(
-                (SweepPoint(kind, number, size, hidden) for hidden in range(1, budget // contexts + 2)),
+                map(with_hidden, hidden[max(0, place - 1) : place + 1]),
                 key=lambda point: abs(point.parameters(contexts, vocab) - budget),
             )
             for scale in options.context_scale if HEADS[kind].is_mixture else (1.0,):

@@ -102,7 +102,7 @@ def bottleneck_tables(result: Mapping[str, Any]) -> list[Table | str]:
         sizes = ", ".join(f"{rows[0]['embedding_size']} for {size}" for size, rows in wide.items())
         tables.append(f"{WIDE}: at most the same number of parameters, with a larger E ({sizes})")
     left_out = [k for k in settings["component_sweep"] if k not in result["swept_components"]]
-    if left_out and by_components:
+    if left_out and any(HEADS[kind].is_mixture for kind in settings["heads"]):
         tables.append(
             f"K = {', '.join(map(str, left_out))} omitted: at E = {settings['sweep_size']} more parameters"
             " than the others at any H; raise --hidden-size"

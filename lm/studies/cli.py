@@ -35,7 +35,10 @@ def bottleneck(
     out: StudyFolder = Path("runs/bottleneck"),
     task: StudyTask = "sweep",
     contexts: Annotated[int, typer.Option(help="Number of contexts of the language.")] = 96,
-    vocab: Annotated[int, typer.Option(help="Number of words of the language; spam: at least 1,000.")] = 768,
+    vocab: Annotated[
+        int | None,
+        typer.Option(help="Number of words of the language. Default: 768, and 10,000 for spam."),
+    ] = None,
     rank: Annotated[int, typer.Option(help="Rank of the true log-probability matrix.")] = 48,
     spread: Annotated[float, typer.Option(help="Standard deviation of the true logits in nats.")] = 3.0,
     context_law: Annotated[
@@ -81,8 +84,9 @@ def bottleneck(
     Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
     """
     options_of, study, draw, tables = _study(task)
+    words = vocab if vocab is not None else 10_000 if task == "spam" else 768
     values: dict[str, Any] = {
-        "contexts": contexts, "vocab": vocab, "rank": rank, "spread": spread, "context_law": context_law,
+        "contexts": contexts, "vocab": words, "rank": rank, "spread": spread, "context_law": context_law,
         "heads": tuple(heads.split(",")), "embedding_sizes": _integers("--embedding-sizes", embedding_sizes),
         "components": _integers("--components", components),
         "component_sweep": _integers("--component-sweep", component_sweep) if component_sweep else (),

@@ -11,7 +11,6 @@ reverse-copy`` gives 500,000 as in the paper. The learning rate follows a cosine
 L length · B sequences · V symbols · E embedding size · H hidden size.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from lm.cells.config import CellConfig
 from lm.cells.layers import recurrent_layer
-from lm.config.section import MAX_SEED
+from lm.config.section import MAX_LAYERS, MAX_SEED, MAX_SIZE
 from lm.engine.config import OptimConfig
 from lm.engine.shapes import shapes_only
 from lm.errors import DivergenceError, require
@@ -34,6 +33,7 @@ from lm.heads.head import Head
 from lm.measures import learnt
 from lm.steps import OnProgress, no_progress
 from lm.studies.copying_data import Corpus, Drawn
+from lm.studies.options import require_positive
 from lm.studies.sweep import Sweep, descend
 
 AT_ONCE = 512  # sequences per batch of the evaluation
@@ -68,10 +68,14 @@ class CopyOptions:
         for option in ("vocab", "rounds", "rank", "embedding_size", "parameters", "steps"):
             value = getattr(self, option)
             least = {"vocab": 2, "rounds": 0, "rank": 0}.get(option, 1)
-            require(value >= least, f"--{option.replace('_', '-')} {value}: must be at least {least}")
+            most = {"rounds": MAX_LAYERS, "parameters": MAX_SEED}.get(option, MAX_SIZE)
+            require(
+                least <= value <= most,
+                f"--{option.replace('_', '-')} {value}: must be from {least} to {most}",
+            )
         require(min(self.lengths) >= 1, f"--lengths {min(self.lengths)}: must be at least 1")
         for lr in self.lrs:
-            require(0 < lr < math.inf, f"--lrs {lr}: must be a number above 0")
+            require_positive("--lrs", lr)
         for seed in self.seeds:
             require(0 <= seed <= MAX_SEED, f"--seeds {seed}: must be between 0 and {MAX_SEED}")
         _ = self.hidden_sizes  # raises the error of too few parameters
@@ -92,7 +96,8 @@ class CopyOptions:
         """Largest H of each cell for which the model has at most ``parameters``."""
         most, found = self.parameters, {}
         for kind in self.cells:
-            found[kind] = bisect_right(range(1, most), most, key=partial(self._parameters, kind))
+            sizes = range(1, min(most, MAX_SIZE))
+            found[kind] = bisect_right(sizes, most, key=partial(self._parameters, kind))
             require(found[kind] > 0, f"--parameters {most}: too few for any {kind}; raise it")
         return found
 

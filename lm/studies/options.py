@@ -3,12 +3,11 @@
 C contexts · V words · E context size · K components · H hidden size.
 """
 
-import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
-from lm.config.section import MAX_SEED
+from lm.config.section import MAX_NUMBER, MAX_SEED, MAX_SIZE, MIN_NUMBER
 from lm.errors import require
 from lm.heads.registry import HEADS
 from lm.studies.known_language import Language
@@ -45,11 +44,13 @@ class HeadOptions:
             if name in _COUNTS:
                 least = min(values, default=1)
                 require(least >= 1, f"{option} {least}: must be at least 1")
+                largest = max(values, default=1)
+                require(largest <= MAX_SIZE, f"{option} {largest}: must be at most {MAX_SIZE}")
         for head in self.heads:
             require(head in HEADS, f"--heads {head!r}: unknown head; choose from {', '.join(HEADS)}")
         for scale in self.context_scale:
-            require(0 < scale < math.inf, f"--context-scale {scale}: must be above 0")
-        require(0 < self.lr < math.inf, f"--lr {self.lr}: must be above 0")
+            require_positive("--context-scale", scale)
+        require_positive("--lr", self.lr)
         for seed in self.seeds:
             require(0 <= seed <= MAX_SEED, f"--seeds {seed}: must be between 0 and {MAX_SEED}")
 
@@ -76,6 +77,12 @@ class LanguageOptions(HeadOptions):
         """Languages of the seeds, whose full rank is measured once."""
         sizes = (self.contexts, self.vocab, self.rank, self.spread, self.context_law)
         return tuple(Language(seed, *sizes) for seed in self.seeds)
+
+
+def require_positive(option: str, value: float) -> None:
+    """Raise ConfigError for a number that is not positive, or of a size that configs refuse."""
+    usable = MIN_NUMBER <= value <= MAX_NUMBER
+    require(usable, f"{option} {value}: must be a number from {MIN_NUMBER:g} to {MAX_NUMBER:g}")
 
 
 def require_scores(rows: str, count: int, vocab: int, components: int) -> None:

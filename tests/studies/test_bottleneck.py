@@ -221,10 +221,12 @@ def test_a_damaged_file_of_points_is_named(line: str, tmp_path: Path) -> None:
         ({"seeds": (2**63,)}, "--seeds 9223372036854775808: must be between"),
         ({"steps": (0,)}, "--steps 0: must be at least 1"),
         ({"steps": (8, 9)}, "--steps: 2 numbers for 1 of --context-scale; give one, or one for each"),
-        ({"context_scale": (0.0,)}, "--context-scale 0.0: must be above 0"),
-        ({"context_scale": (math.inf,)}, "--context-scale inf: must be above 0"),
+        ({"context_scale": (0.0,)}, "--context-scale 0.0: must be a number from 1e-30 to 1e+30"),
+        ({"context_scale": (math.inf,)}, "--context-scale inf: must be a number from 1e-30 to 1e+30"),
         ({"context_scale": (1.0, 1.0)}, "--context-scale: repeated value"),
-        ({"lr": math.nan}, "--lr nan: must be above 0"),
+        ({"lr": math.nan}, "--lr nan: must be a number from 1e-30 to 1e+30"),
+        ({"lr": 1e300}, "--lr 1e+300: must be a number from"),
+        ({"embedding_sizes": (2, 20_000_000)}, "--embedding-sizes 20000000: must be at most 10000000"),
         ({"spread": 1e-15}, "--rank 6: the language has rank"),
         ({"spread": math.inf}, "--spread inf: must be above 0"),
         ({"context_law": "bell\x1b"}, "--context-law"),
@@ -278,6 +280,8 @@ def test_a_number_of_components_that_the_parameters_do_not_pay_is_left_out(tmp_p
     result = bottleneck(options, tmp_path)
     assert {row["components"] for row in result["rows"]} == {1, 2, fits}
     assert str(bottleneck_tables(result)[-1]).startswith(f"K = {fits + 1} omitted: at E = 2 more parameters")
+    result = bottleneck(replace(TINY, component_sweep=(fits + 1,)), tmp_path)
+    assert str(bottleneck_tables(result)[-1]).startswith(f"K = {fits + 1} omitted"), "no sweep is left"
 
 
 def test_a_row_is_shown_in_every_sweep_that_it_belongs_to(tmp_path: Path) -> None:
