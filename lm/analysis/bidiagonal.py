@@ -63,12 +63,12 @@ def bidiagonal_values(diagonal: Matrix, above: Matrix, steps: Steps) -> Matrix:
     is zero, and its off-diagonal is d_1, e_1, d_2, …. Sturm counts at n points halve n intervals at once.
     """
     size = len(diagonal)
-    squares = np.zeros(2 * size - 1)
-    squares[::2], squares[1::2] = diagonal**2, above**2
     bound = float(np.abs(diagonal).max() + np.abs(above).max(initial=0.0))
     if bound == 0.0:
         return np.zeros(size)
-    squares = np.maximum(squares / (bound * bound), np.finfo(np.float64).tiny)
+    squares = np.zeros(2 * size - 1)
+    squares[::2], squares[1::2] = (diagonal / bound) ** 2, (above / bound) ** 2
+    squares = np.maximum(squares, np.finfo(np.float64).tiny)
     lower, upper = np.zeros(size), np.full(size, 1.0 + 1e-15)
     order = np.arange(size)  # of the values, smallest first
     for _ in range(HALVINGS):

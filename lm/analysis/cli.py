@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from lm.analysis.opened import (
 )
 from lm.console.app import Commands, counting, in_processes, show, write_result
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, named
+from lm.errors import require
 from lm.language.options import Data, Limit, spare_texts
 from lm.launched import leads
 from lm.parallel.group import process_group
@@ -161,6 +163,7 @@ def examples(
     spare_texts(json_file, [first, second], data)
     from lm.analysis.examples import Wanted, compare_runs, example_tables
 
+    require(isfinite(margin), f"--margin {margin}: must be a finite number")
     (beaten, text), (better, _) = alike(opened_with_text([first, second], data, limit, checkpoint))
     found = compare_runs(beaten.trained, better.trained, text.ids, Wanted(count, margin))
     write_result(json_file, Measured.of(better, text, found), config=better.trained.config)
@@ -193,13 +196,14 @@ def temperature(
         profile,
         temperature_report,
         temperature_tables,
+        with_temperatures,
     )
     from lm.disk.storage import make_folder
 
     results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
     steps = opened_with_text(runs, data, limit, checkpoint, over_training)
-    for opened, text in alike(steps, texts=False):
+    for opened, text in with_temperatures(alike(steps, texts=False), word):
         words, found = opened.trained.codec.vocabulary, profile(opened.trained, text.ids)
         report = temperature_report(found, words.tokens)
         if word is not None:

@@ -23,7 +23,7 @@ T tokens · K components · E context size · S size of the states · V words.
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,13 +132,15 @@ class HeadGradients:
             found.append(self.change(Layers(copies[0], tuple(copies[1:])), part))
         return torch.cat(found)
 
-    def share(self, token: int) -> tuple[float, int]:
-        """Share of a token, and the numerical rank of its J.
+    def share(self, token: int) -> tuple[float, int] | None:
+        """Share of a token, and the numerical rank of its J; None for a gradient of 0, which has no share.
 
         The Gram matrix of J has an eigenvalue for every squared singular value. Eigenvalues below V·ε of
         the largest count as zero, which are singular values below about 10⁻⁶ of the largest.
         """
-        (logits, at_states) = self.gradient(*self._tokens(slice(token, token + 1)))
+        logits, at_states = self.gradient(*self._tokens(slice(token, token + 1)))
+        if not logits.any():
+            return None
         jacobian = self.jacobian(token)
         values, vectors = torch.linalg.eigh(jacobian @ jacobian.T)
         kept = values > values[-1] * self.head.vocab_size * torch.finfo(values.dtype).eps
@@ -176,10 +178,11 @@ class GradientRanks:
 class GradientMeasures:
     """Gradients of a head on a text.
 
-    ``share`` is a mean over the ``sample`` of tokens with the standard error ``share_error``, None for one
-    token. ``jacobian_rank`` is the mean rank of J, and ``random_share`` the share of a random direction.
-    ``gradient_norm`` is the root mean square of ‖g‖, with the ``gain`` and ``alignment`` of the batch.
-    ``logits`` has the ranks of g, ``states`` those of Jᵀg, and ``update`` those of JJᵀg.
+    ``share`` is a mean over the ``sample`` of tokens, of which those without a gradient are left out,
+    with the standard error ``share_error``, None for one token. ``jacobian_rank`` is the mean rank of J,
+    and ``random_share`` the share of a random direction. ``gradient_norm`` is the root mean square of
+    ‖g‖, with the ``gain`` and ``alignment`` of the batch. ``logits`` has the ranks of g, ``states`` those
+    of Jᵀg, and ``update`` those of JJᵀg.
     """
 
     head: str
@@ -211,7 +214,7 @@ def gradients_of_run(
 
     Raises:
         DataError: no token.
-        DivergenceError: gradients that are not finite.
+        DivergenceError: gradients that are not finite, or all 0.
     """
     gradients = HeadGradients.of(trained, ids)
     head, tokens = gradients.head, len(ids)
@@ -219,12 +222,11 @@ def gradients_of_run(
     steps = Steps(4 * tokens + gradients.size * len(chosen) + 1, progress)  # tokens, and directions of J
     gradients = replace(gradients, advance=steps.advance)
     gradient_norm, gain, alignment = _norms(gradients)
-    shares, ranks = [], []
+    found = []
     for token in chosen:
-        share, rank = gradients.share(token)
-        shares.append(share)
-        ranks.append(rank)
+        found.append(gradients.share(token))
         steps.advance(gradients.size)
+    shares, ranks = _shares(found)
     measures = GradientMeasures(
         head=head.config.kind,
         components=head.config.components,
@@ -233,7 +235,7 @@ def gradients_of_run(
         state_size=gradients.size,
         vocabulary=head.vocab_size,
         tokens=tokens,
-        sample=len(chosen),
+        sample=len(shares),
         share=float(np.mean(shares)),
         share_error=float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else None,
         jacobian_rank=float(np.mean(ranks)),
@@ -247,6 +249,17 @@ def gradients_of_run(
     )
     steps.advance(1)
     return measures
+
+
+def _shares(found: Sequence[tuple[float, int] | None]) -> tuple[Sequence[float], Sequence[int]]:
+    """Shares and ranks of the tokens that have a gradient. Raises DivergenceError if none has one."""
+    shares = [share for share in found if share is not None]
+    if not shares:
+        raise DivergenceError(
+            "all gradients are 0: the model is certain of every token of the sample; analyse another text"
+            " with --data, or raise --sample"
+        )
+    return [share for share, _ in shares], [rank for _, rank in shares]
 
 
 def _norms(gradients: HeadGradients) -> tuple[float, float, float]:
@@ -266,7 +279,8 @@ def _norms(gradients: HeadGradients) -> tuple[float, float, float]:
             "the gradients are not finite: the model has diverged; choose another checkpoint"
         )
     tokens = len(gradients.targets)
-    return math.sqrt(at_logits / tokens), math.sqrt(at_states / at_logits), cosines / tokens
+    gain = math.sqrt(at_states / at_logits) if at_logits else 0.0
+    return math.sqrt(at_logits / tokens), gain, cosines / tokens
 
 
 def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str]:
@@ -277,6 +291,8 @@ def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str
             "head": found.head,
             "K": found.components,
             "factor": found.context_scale,
+            "tokens": found.tokens,
+            "sample": found.sample,
             "share": found.share,
             "error of the share": found.share_error,
             "random share": found.random_share,
@@ -292,9 +308,9 @@ def gradient_tables(results: Mapping[str, GradientMeasures]) -> list[Table | str
             measured: GradientRanks = getattr(found, place)
             row |= {f"rank of {place}": measured.rank, f"effective of {place}": measured.effective_rank}
         ranks.append(row)
-    first = next(iter(results.values()))
     return [
-        Table(f"Gradients of {first.tokens:,} tokens, shares of {first.sample:,}", norms),
+        Table("Gradients", norms),
+        "sample: number of tokens whose share is measured; "
         "share: norm of the gradient at log P that a state can follow, a mean with its standard error; "
         "random share: of a random direction; "
         "gain: norm at the states by norm at log P; alignment: cosine of the gradient and of the change"

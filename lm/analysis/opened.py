@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
 import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import named, run_folders
+from lm.console.options import output_folder, run_folders
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.parallel.group import ALONE, Group
@@ -33,12 +33,7 @@ def _one_choice(context: typer.Context, value: T) -> T:
 Runs = Annotated[list[Path], run_folders("Folders of runs; repeated ones count once.")]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        parser=named,
-        help="Folder of figures; default: RUN/analysis for one run, ./analysis for several.",
-    ),
+    output_folder("Folder of figures; default: RUN/analysis for one run, ./analysis for several.", "--out"),
 ]
 OneCheckpoint = Annotated[
     str,

@@ -8,7 +8,7 @@ N tokens · V words.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lm.bootstrap import Interval, mean_intervals
 from lm.console.options import RESAMPLES
 from lm.console.pictures import save_figure
 from lm.console.tables import Table
-from lm.errors import ConfigError, DataError
+from lm.errors import DataError, require
 from lm.language.evaluate import BLOCK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from lm.analysis.opened import OpenedText
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
@@ -59,33 +61,45 @@ class Profile:
         return mean_intervals(self.at_words[self.places], self.places[:, 0] // BLOCK, RESAMPLES, seed=1)
 
 
+def with_temperatures(steps: "Iterator[OpenedText]", word: str | None = None) -> "Iterator[OpenedText]":
+    """Pass on opened models.
+
+    Raises ConfigError for a head whose temperature is one number, DataError for a text without the ``word``.
+    """
+    for opened, text in steps:
+        head = opened.trained.model.head
+        require(
+            head.temperature is not None,
+            f"{opened.name}: head.temperature = {head.config.temperature!r} is the same for every word; name"
+            " runs with contextual, exponential, additive or sigmoid",
+        )
+        if word is not None:
+            positions(text.ids, opened.trained.codec.vocabulary.tokens, word)
+        yield opened, text
+
+
 def profile(trained: "TrainedLm", ids: "Ids") -> Profile:
     """Compute the temperatures at every position of a text, in float64. Memory is O(N + V).
 
-    Raises:
-        ConfigError: a head whose temperature is a single number.
-        DataError: no token.
+    The head has temperatures of its words, as :func:`with_temperatures` ensures. DataError without a token.
     """
-    head = trained.model.head
-    if head.temperature is None:
-        raise ConfigError(
-            f"head.temperature = {head.config.temperature!r} is the same for every word; name a run with"
-            " contextual, exponential, additive or sigmoid"
-        )
-    head = copy.deepcopy(head).double()
+    head = copy.deepcopy(trained.model.head).double()
     vocab = head.vocab_size
     sums, squares = torch.zeros(2, vocab, dtype=torch.float64)
+    near: Tensor | None = None  # (V,) temperatures that sums are relative to, so that squares do not cancel
     at_words, of_contexts = [], []
     window = max(1, min(256, _ENTRIES // vocab))
     for hidden, targets in trained.readings(ids, window=window):
         with torch.no_grad():
             tau = head.temperatures(hidden.last[:, 0].double()).cpu()
-        sums += tau.sum(0)
-        squares += tau.square().sum(0)
+        near = tau.mean(0) if near is None else near
+        sums += (tau - near).sum(0)
+        squares += (tau - near).square().sum(0)
         at_words.append(tau.gather(1, targets.cpu()[:, None])[:, 0].numpy())
         of_contexts.append(tau.mean(1).numpy())
     mean = sums / len(ids)
     spread = (squares / len(ids) - mean.square()).clamp_min(0).sqrt()
+    mean += near
     at = places(ids, trained.codec.vocabulary.eos)
     return Profile(mean.numpy(), spread.numpy(), np.concatenate(at_words), np.concatenate(of_contexts), at)
 
@@ -189,13 +203,18 @@ def temperature_report(found: Profile, words: Sequence[str]) -> TemperatureRepor
     )
 
 
+def positions(ids: "Ids", words: Sequence[str], word: str) -> np.ndarray:
+    """Positions of a word in a text. Raises DataError if the text does not contain the word."""
+    at = np.flatnonzero(np.asarray(ids) == words.index(word)) if word in words else np.empty(0, np.int64)
+    if not len(at):
+        raise DataError(f"--word {word}: not in the text; use the spelling of the corpus")
+    return at
+
+
 def occurrences(
     found: Profile, ids: "Ids", words: Sequence[str], word: str, context: int = 8
 ) -> list[Occurrence]:
-    """Occurrences of a word, as in Table 6. Raises DataError if the text does not contain the word."""
-    at = np.flatnonzero(np.asarray(ids) == words.index(word)) if word in words else ()
-    if not len(at):
-        raise DataError(f"--word {word}: not in the text; use the spelling of the corpus")
+    """Occurrences of a word, as in Table 6. Raises the error of :func:`positions`."""
     return [
         Occurrence(
             position=int(place),
@@ -203,7 +222,7 @@ def occurrences(
             temperature=float(found.at_words[place]),
             mean_of_words=float(found.of_contexts[place]),
         )
-        for place in at
+        for place in positions(ids, words, word)
     ]
 
 

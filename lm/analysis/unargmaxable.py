@@ -35,7 +35,7 @@ from lm.steps import OnProgress, Steps, no_progress
 
 WITNESS_ROUNDS = 60  # of the search for a witness before linear programs
 RIVALS = 40  # words that a linear program starts with, and that it gets in each round
-CLOSE = 1e-7  # logits this close count as equal
+CLOSE = 1e-7  # logits this close count as equal, where the largest weight is 1
 WORDS_SHOWN = 10
 
 
@@ -131,6 +131,8 @@ def unargmaxable_words(
     logits: Logits, progress: OnProgress = no_progress, among: Sequence[int] | None = None
 ) -> LostWords:
     """The words ``among`` all for which no x is found: those with a proof, and those without."""
+    largest = float(np.abs(logits.weight).max(initial=0.0)) or 1.0
+    logits = replace(logits, weight=logits.weight / largest, bias=logits.bias / largest)
     asked = np.arange(len(logits.bias)) if among is None else np.asarray(among, np.int64)
     words, x = logits.without_witness(asked)
     steps = Steps(len(words), progress)

@@ -48,7 +48,7 @@ def first_layer(trained: TrainedLm, ids: np.ndarray) -> torch.Tensor:
         return layer.gate_values(model.embedding(tokens), model.layers.initial_state(1).layers[0])
 
 
-def test_the_command_shows_every_gate_and_leaves_the_model_as_it_was(
+def test_the_command_shows_every_gate(
     ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "a")
@@ -59,3 +59,11 @@ def test_the_command_shows_every_gate_and_leaves_the_model_as_it_was(
     assert [row["gate"] for row in rows] == ["input", "forget", "candidate", "output"] * 2
     assert all(0 < row["mean"] < 1 for row in rows if row["gate"] != "candidate")
     assert "forget" in out
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    trained = tiny_lm()
+    ids = ids_of(trained, 12)
+    first = gate_statistics(trained, ids)
+    assert not any(module._forward_hooks for module in trained.model.modules())
+    assert gate_statistics(trained, ids) == first

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.analysis.gradient import GradientRanks, HeadGradients, gradients_of_run
 from lm.cli import main
-from lm.errors import DataError
+from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.states import Layers
 from tests.support.plain_heads import KINDS, LOWER, H, N, V, example, make_head, naive_probabilities
@@ -182,6 +182,20 @@ def test_the_numbers_of_a_run_are_means_over_its_gradients() -> None:
     assert found.share == pytest.approx(np.mean(shares))
     assert found.share_error == pytest.approx(np.std(shares, ddof=1) / 3**0.5)
     assert found.random_share == pytest.approx((np.mean(ranks) / (found.vocabulary - 1)) ** 0.5)
+
+
+def test_tokens_without_a_gradient_have_no_share() -> None:
+    trained = tiny_lm(output_bias=True)
+    ids = ids_of(trained, 8)
+    ids[3:] = 1
+    with torch.no_grad():
+        trained.model.head.bias.fill_(-2000.0)
+        trained.model.head.bias[1] = 2000.0
+    found = gradients_of_run(trained, ids, sample=8)
+    assert found.sample == int((ids != 1).sum())
+    assert math.isfinite(found.share)
+    with pytest.raises(DivergenceError, match="certain of every token"):
+        gradients_of_run(trained, ids[3:], sample=5)
 
 
 def test_an_empty_text_is_refused() -> None:

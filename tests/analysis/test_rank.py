@@ -186,6 +186,7 @@ def test_bisection_holds_for_degenerate_bidiagonal_matrices() -> None:
     assert values([-3.0], []) == pytest.approx([3.0], rel=1e-15)
     assert values([0.0, 0.0, 0.0], [2.0, 0.0]) == pytest.approx([2.0, 0.0, 0.0], abs=1e-15)
     assert values([1e-200, 1.0], [0.0]) == pytest.approx([1.0, 0.0], abs=1e-16)
+    assert values([3e-200, 0.0], [4e-200]) == pytest.approx([5e-200, 0.0], rel=1e-15, abs=1e-215)
     assert values([3e120, 0.0], [4e120]) == pytest.approx([5e120, 0.0], rel=1e-15, abs=1e105)
 
 

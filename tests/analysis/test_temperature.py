@@ -23,7 +23,7 @@ from lm.bootstrap import Resamples
 from lm.cli import main
 from lm.console.options import RESAMPLES
 from lm.disk.storage import canonical_json
-from lm.errors import ConfigError, DataError
+from lm.errors import DataError
 from lm.language.evaluate import BLOCK
 from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
@@ -103,10 +103,38 @@ def test_intervals_of_places_are_of_resampled_blocks(tmp_path: Path) -> None:
     assert (tmp_path / "t.png").stat().st_size
 
 
-def test_what_has_no_temperatures_is_refused() -> None:
-    trained = tiny_lm(temperature="constant")
-    with pytest.raises(ConfigError, match=r"head\.temperature = 'constant' is the same for every word"):
-        profile(trained, ids_of(trained, 5))
+def test_a_small_deviation_around_a_large_mean_is_kept() -> None:
+    trained = tiny_lm(temperature="contextual")
+    assert trained.model.head.temperature is not None
+    with torch.no_grad():
+        for parameter in trained.model.head.temperature.parameters():
+            parameter.mul_(1e-5)
+    ids = ids_of(trained, 50)
+    hidden = torch.cat([states.last[:, 0] for states, _ in trained.readings(ids)])
+    with torch.no_grad():
+        tau = trained.model.head.temperatures(hidden).numpy()
+    assert 0 < tau.std(0).max() < 1e-8
+    np.testing.assert_allclose(profile(trained, ids).spread, tau.std(0), rtol=1e-4)
+
+
+def test_a_run_without_temperatures_or_a_word_is_named_before_any_work(
+    ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", temperature="constant")
+    write_run(tmp_path / "other", temperature="additive")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = ending(main, "analyze", "temperature", "other", "run")
+    assert code == 2
+    assert err.startswith("run: head.temperature = 'constant' is the same for every word; name runs")
+    monkeypatch.setattr("lm.analysis.temperature.profile", None)  # is not called
+    code, _, err = ending(main, "analyze", "temperature", "other", "--word", "nope")
+    assert (code, "--word nope: not in the text" in err) == (3, True)
+    Path("file").touch()
+    code, _, err = ending(main, "analyze", "temperature", "other", "--out", "file")
+    assert (code, "file: not a directory" in err) == (4, True)
+
+
+def test_a_text_without_a_token_is_refused() -> None:
     trained = tiny_lm(temperature="additive")
     with pytest.raises(DataError, match="too few to score"):
         profile(trained, ids_of(trained, 0))

@@ -41,6 +41,14 @@ def test_a_bias_lifts_a_word_out_of_the_hull_and_a_bound_keeps_a_context_from_it
     assert 2 not in unargmaxable_words(Logits(weight, far, 4.0)).proved
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_scale_of_the_logits_changes_nothing(scale: float) -> None:
+    weight = np.random.default_rng(4).normal(size=(30, 2))
+    wanted = unargmaxable_words(Logits(weight, weight[:, 0], 1.0))
+    assert unargmaxable_words(Logits(scale * weight, scale * weight[:, 0], 1.0)) == wanted
+    assert 0 < len(wanted.proved) < 30
+
+
 @pytest.mark.parametrize("status", [1, 2, 4])
 def test_a_program_that_fails_proves_nothing(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.array([[-1.0], [0.0], [1.0]])

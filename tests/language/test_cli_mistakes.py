@@ -81,6 +81,7 @@ def test_a_run_that_is_named_twice_counts_once_with_a_note(lm: Lm, inside: Path)
         ("analyze rank runs/tiny --limit 0", 2, "--limit: must be at least 1, got 0; see"),
         ("analyze divergence runs/tiny --limit 1", 3, "name a longer text"),
         ("analyze recovery runs/tiny --share 0", 2, "--share 0: must be above 0 and at most 1\n"),
+        ("analyze examples runs/tiny runs/soft --margin nan", 2, "--margin nan: must be a finite number"),
         ("analyze components runs/soft", 2, "has no prior to analyse"),
         ("bottleneck --out x --embedding-sizes x", 2, "--embedding-sizes 'x': separate whole numbers"),
         ("bottleneck --out x --heads softmax,sofmax", 2, "'sofmax': unknown head"),
