@@ -84,9 +84,8 @@ def bottleneck(
     Example: lm bottleneck --rank 64 --components 2,8 --sweep-size 4
     """
     options_of, study, draw, tables = _study(task)
-    words = vocab if vocab is not None else 10_000 if task == "spam" else 768
     values: dict[str, Any] = {
-        "contexts": contexts, "vocab": words, "rank": rank, "spread": spread, "context_law": context_law,
+        "contexts": contexts, "rank": rank, "spread": spread, "context_law": context_law,
         "heads": tuple(heads.split(",")), "embedding_sizes": _integers("--embedding-sizes", embedding_sizes),
         "components": _integers("--components", components),
         "component_sweep": _integers("--component-sweep", component_sweep) if component_sweep else (),
@@ -94,9 +93,11 @@ def bottleneck(
         "context_scale": _numbers("--context-scale", context_scale), "steps": _integers("--steps", steps),
         "lr": lr, "seeds": _integers("--seeds", seeds),
     }  # fmt: skip
+    if vocab is not None:
+        values["vocab"] = vocab
     read = {field.name for field in fields(options_of)}
     _require_absent(context, task, [name for name in values if name not in read])
-    options = options_of(**{name: values[name] for name in read})
+    options = options_of(**{name: value for name, value in values.items() if name in read})
     with counting("training") as progress:
         result = study(options, out, progress)
     name = "bottleneck" if task == "sweep" else task

@@ -12,7 +12,7 @@ symbols uniformly. All heads get equal numbers of updates and symbols.
 B symbols of a batch · E context size · H hidden size · V symbols.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,7 +38,7 @@ SYMBOLS, JUDGED = 64, 2000  # of a batch, and of the measurement
 class SpamOptions(HeadOptions):
     """Heads, and the number V of symbols of the largest language. Raises a one-line ConfigError."""
 
-    vocab: int = field(kw_only=True)
+    vocab: int = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()

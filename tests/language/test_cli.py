@@ -22,6 +22,7 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.studies.backward import BackwardOptions
 from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.cli import bottleneck
+from lm.studies.options import LanguageOptions
 from lm.studies.spam import SpamOptions
 from lm.text.vocabulary import Codec
 from tests.support.lm_workspace import Lm, measured, names
@@ -197,8 +198,8 @@ def test_divergence_components_and_examples(lm: Lm, inside: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "options", "not_asked_for"),
     [
-        (bottleneck, BottleneckOptions, ()),
-        (bottleneck, BackwardOptions, ()),
+        (bottleneck, BottleneckOptions, ("vocab",)),
+        (bottleneck, BackwardOptions, ("vocab",)),
         (bottleneck, SpamOptions, ("vocab",)),
         (examples, Wanted, ("context", "guesses")),
         (generate, GenerateOptions, ()),
@@ -216,6 +217,12 @@ def test_defaults_of_commands_are_those_of_the_options(
             if isinstance(wanted, tuple):
                 wanted = ",".join(map(str, wanted))
             assert parameters[field.name].default == wanted, field.name
+
+
+def test_the_default_vocabulary_is_that_of_the_task(lm: Lm) -> None:
+    assert LanguageOptions.vocab == 768
+    assert SpamOptions.vocab == 10_000
+    assert "Default: 768, and 10,000 for spam" in " ".join(lm("bottleneck", "--help")[1].split())
 
 
 def test_the_bottleneck_is_drawn_once(lm: Lm, inside: Path) -> None:

@@ -74,8 +74,8 @@ MUTANTS = (
     Mutant(
         "what a skipped update changed",
         TRAIN,
-        "            before.restore()\n            self.skipped",
-        "            self.skipped",
+        "            before.restore()\n            self.task.skipped",
+        "            self.task.skipped",
         "engine/test_loop_faults.py::test_a_bad_update_is_skipped_counted_and_leaves_no_trace",
     ),
     Mutant(
