@@ -193,6 +193,7 @@ def temperature(
         TemperatureReport,
         draw_temperatures,
         occurrences,
+        positions,
         profile,
         temperature_report,
         temperature_tables,
@@ -203,12 +204,13 @@ def temperature(
     results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
     steps = opened_with_text(runs, data, limit, checkpoint, over_training)
-    for opened, text in with_temperatures(alike(steps, texts=False), word):
-        words, found = opened.trained.codec.vocabulary, profile(opened.trained, text.ids)
+    for opened, text in with_temperatures(alike(steps, texts=False)):
+        words = opened.trained.codec.vocabulary
+        at = None if word is None else positions(text.ids, words.tokens, word)
+        found = profile(opened.trained, text.ids)
         report = temperature_report(found, words.tokens)
-        if word is not None:
-            places = occurrences(found, text.ids, words.tokens, word)
-            report = replace(report, word=word, occurrences=places)
+        if at is not None:
+            report = replace(report, word=word, occurrences=occurrences(found, text.ids, words.tokens, at))
         profiles[opened.name], results[opened.name] = found, Measured.of(opened, text, report)
     folder = figures_folder(out, runs)
     make_folder(folder)

@@ -61,11 +61,8 @@ class Profile:
         return mean_intervals(self.at_words[self.places], self.places[:, 0] // BLOCK, RESAMPLES, seed=1)
 
 
-def with_temperatures(steps: "Iterator[OpenedText]", word: str | None = None) -> "Iterator[OpenedText]":
-    """Pass on opened models.
-
-    Raises ConfigError for a head whose temperature is one number, DataError for a text without the ``word``.
-    """
+def with_temperatures(steps: "Iterator[OpenedText]") -> "Iterator[OpenedText]":
+    """Pass on opened models. Raise ConfigError for a head whose temperature is one number."""
     for opened, text in steps:
         head = opened.trained.model.head
         require(
@@ -73,8 +70,6 @@ def with_temperatures(steps: "Iterator[OpenedText]", word: str | None = None) ->
             f"{opened.name}: head.temperature = {head.config.temperature!r} is the same for every word; name"
             " runs with contextual, exponential, additive or sigmoid",
         )
-        if word is not None:
-            positions(text.ids, opened.trained.codec.vocabulary.tokens, word)
         yield opened, text
 
 
@@ -212,9 +207,9 @@ def positions(ids: "Ids", words: Sequence[str], word: str) -> np.ndarray:
 
 
 def occurrences(
-    found: Profile, ids: "Ids", words: Sequence[str], word: str, context: int = 8
+    found: Profile, ids: "Ids", words: Sequence[str], at: np.ndarray, context: int = 8
 ) -> list[Occurrence]:
-    """Occurrences of a word, as in Table 6. Raises the error of :func:`positions`."""
+    """Occurrences of a word ``at`` its :func:`positions`, as in Table 6."""
     return [
         Occurrence(
             position=int(place),
@@ -222,7 +217,7 @@ def occurrences(
             temperature=float(found.at_words[place]),
             mean_of_words=float(found.of_contexts[place]),
         )
-        for place in positions(ids, words, word)
+        for place in at
     ]
 
 

@@ -110,14 +110,9 @@ class OptimConfig(Section):
         for name in ("average_trigger", "average_patience"):
             if getattr(self, name) and self.average == "none":
                 raise ValueError(f'{name}: needs an average of weights; set optim.average = "uniform"')
-        if self.average_trigger and self.average_patience:
-            raise ValueError(
-                "average_patience: excludes average_trigger, which is also set; set one of them to 0"
-            )
-        if self.average_trigger and self.average_start:
-            raise ValueError(
-                "average_start: excludes average_trigger, which is also set; set one of them to 0"
-            )
+        for name in ("average_patience", "average_start"):
+            if self.average_trigger and getattr(self, name):
+                raise ValueError(f"{name}: excludes average_trigger, which is also set; set one of them to 0")
         return self
 
 

@@ -15,6 +15,7 @@ from lm.analysis.temperature import (
     draw_temperatures,
     occurrences,
     places,
+    positions,
     profile,
     temperature_report,
     temperature_tables,
@@ -164,13 +165,13 @@ def test_every_place_of_a_word_has_its_temperature(
     ids, words = ids_of(trained, 50), trained.codec.vocabulary.tokens
     word = words[ids[20]]
     found = profile(trained, ids)
-    places = occurrences(found, ids, words, word, context=3)
+    places = occurrences(found, ids, words, positions(ids, words, word), context=3)
     assert [place.position for place in places] == np.flatnonzero(ids == ids[20]).tolist()
     assert [place.temperature for place in places] == found.at_words[ids == ids[20]].tolist()
     here = next(place for place in places if place.position == 20)
     assert here.context == [words[index] for index in ids[17:20]]
     with pytest.raises(DataError, match=r"--word no\\nword: not in the text"):
-        occurrences(found, ids, words, "no\nword")
+        positions(ids, words, "no\nword")
     write_run(tmp_path / "run", temperature="sigmoid")
     monkeypatch.chdir(tmp_path)
     code, out, err = ending(main, "analyze", "temperature", "run", "--word", "rain", "--json", "t.json")

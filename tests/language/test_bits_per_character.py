@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from lm.errors import DivergenceError
-from lm.language.evaluate import (
-    Text,
-    likelihood,
-    load_text,
-)
+from lm.language.evaluate import Text, likelihood, load_text
 from lm.results import as_json
 from tests.support.tiny_lm import tiny_codec, tiny_lm
 

@@ -77,4 +77,5 @@ def test_a_transformer_names_the_operation_that_may_differ(
     """If torch no longer warns, transformers belong to the models above, and `doctor` need not name them."""
     monkeypatch.chdir(write_corpus(tmp_path, CONFIG, 400, 60, 12))
     with pytest.warns(UserWarning, match=r"Memory Efficient attention .* non-deterministic"):
-        train(resolved(*TRANSFORMER, "train.max_steps=2"), Path("run"), no_report)
+        fitted = train(resolved(*TRANSFORMER, "train.max_steps=2"), Path("run"), no_report)
+    assert fitted.step == 2, "the warning does not end the training"
