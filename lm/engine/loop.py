@@ -27,7 +27,7 @@ from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, Guard, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
 from lm.errors import DataError, DivergenceError, Interrupted, StorageError
-from lm.measures import guessing_note, perplexity
+from lm.measures import guessing_note, learnt, perplexity
 from lm.parallel.group import ALONE, Group
 from lm.runs.run import Run
 
@@ -183,8 +183,9 @@ class _Engine(Generic[BatchT]):
             raise
         if self.progress.step == begun > 0:
             self.report(Note(f"nothing to do at step {begun}: {reason}"))
-        self.journal.ended("finished", self.progress, self.seconds)
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
+        ended = "diverged" if words and not learnt(best_nll, words) else "finished"
+        self.journal.ended(ended, self.progress, self.seconds)
         if words and (warning := guessing_note(best_nll, words)):
             self.report(Note(warning))
         minutes = self.seconds / 60

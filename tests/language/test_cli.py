@@ -49,6 +49,7 @@ def test_relu_diverges_with_code_5_and_keeps_its_checkpoints(
     code, _, err = lm("train", "tiny.toml", "--run", "runs/relu", *wild, "--set", "optim.clip_norm=0")
     assert code == 5
     assert "runs/relu: diverged: the best validation perplexity is" in err.splitlines()[-1]
+    assert "diverged" in lm("runs", "runs/relu")[1]
     assert lm("check", "runs/relu")[0] == 0
     assert lm("evaluate", "runs/relu")[0] == 0
 
