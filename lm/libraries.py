@@ -59,7 +59,8 @@ def require_libraries(who: str, extra: str, *names: str) -> None:
         if library.installed and not library.too_old:
             continue
         newer = f" {library.least} or newer, not {library.installed}" if library.installed else ""
-        raise ConfigError(f"{who} needs {name}{newer}; install it with pip install 'highrank[{extra}]'")
+        remedy = f"install it with pip install -e '.[{extra}]' in the folder of Highrank"
+        raise ConfigError(f"{who} needs {name}{newer}; {remedy}")
 
 
 def _parts(version: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from lm.runs.evaluations import Evaluation, evaluation_names, load_evaluation, l
 
 _LIMITED = re.compile(r"\.first-\d+(\.|$)")  # in the name of an evaluation with --limit
 _USE = """```python
-import {module}  # registers the model; pip install "highrank[hf]"
+import {module}  # registers the model; in a copy of Highrank: pip install -e '.[hf]'
 from transformers import {auto}, AutoTokenizer
 
 model = {auto}.from_pretrained("{folder}").eval()

@@ -178,4 +178,4 @@ def test_a_missing_extra_is_named(
     ):
         code, _, error = ending(main, *words)
         assert (code, error.count("\n")) == (2, 1)
-        assert "pip install 'highrank[hf]'" in error
+        assert "pip install -e '.[hf]'" in error

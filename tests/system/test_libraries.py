@@ -31,7 +31,7 @@ def test_absent_and_too_old_libraries_are_refused(
         libraries.require_libraries("tune", "tune", "optuna")
     assert str(refused.value).startswith("tune needs optuna")
     assert needs in str(refused.value)
-    assert str(refused.value).endswith("install it with pip install 'highrank[tune]'")
+    assert str(refused.value).endswith("install it with pip install -e '.[tune]' in the folder of Highrank")
 
 
 @pytest.mark.parametrize("installed", ["5.2", "5.2.0", "5.10.1", "6.0.0rc1"])

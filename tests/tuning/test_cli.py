@@ -189,7 +189,8 @@ def test_without_optuna_one_line_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(libraries, "installed_version", lambda name: "")
     code, _, err = lm("tune", "tiny.toml", "--space", "s.toml")
-    assert (code, err) == (2, "tune needs optuna; install it with pip install 'highrank[tune]'\n")
+    remedy = "install it with pip install -e '.[tune]' in the folder of Highrank"
+    assert (code, err) == (2, f"tune needs optuna; {remedy}\n")
     assert not (in_tmp / "runs").exists()
 
 
