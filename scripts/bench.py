@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from benchmarks import beam, cuda, dialog, head, load, rank, recurrent, scale, scaling, serve, step, trunks
 from benchmarks.timing import Case, Ceiling, Timing, ceilings, measure, peak_megabytes, resident_megabytes
-from command_line import Options
+from command_line import Options, run_script
 from rich.console import Console
 
 from lm.console.tables import Table
 from lm.disk.storage import require_writable, write_json
-from lm.errors import HighrankError
+from lm.errors import HighrankError, require
 
 SUBJECTS = {
     "head": head, "step": step, "recurrent": recurrent, "beam": beam, "rank": rank, "load": load,
@@ -209,8 +209,12 @@ def _memory_apart(subject: str, case: str, variant: str, options: argparse.Names
 
 
 def _memory_here(subject: str, case: str, variant: str, resident: bool) -> float:
-    (wanted,) = (found for found in SUBJECTS[subject].cases(UNKNOWN) if found.name == case)
-    (chosen,) = (found for found in wanted.variants if found.name == variant)
+    require(subject in SUBJECTS, f"--memory-of {subject}: choose from {', '.join(SUBJECTS)}")
+    cases = {found.name: found.variants for found in SUBJECTS[subject].cases(UNKNOWN)}
+    require(case in cases, f"--memory-of {case}: choose from {'; '.join(cases)}")
+    variants = {found.name: found for found in cases[case]}
+    require(variant in variants, f"--memory-of {variant}: choose from {'; '.join(variants)}")
+    chosen = variants[variant]
     if resident:
         return resident_megabytes(chosen.prepare())
     small = torch.randn(64, 64, requires_grad=True)
@@ -292,7 +296,4 @@ def _check(ratios: dict[str, float], console: Console) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # before anything was measured
-        sys.exit(INTERRUPTED)
+    run_script(main)

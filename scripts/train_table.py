@@ -376,7 +376,10 @@ def main() -> None:
     print(f"missing: {len(left)} of {len(chosen)} trainings{': ' if left else ''}{listed}", flush=True)
     if replaced := ", ".join(results.other(left)):
         print(f"{results.path} has other entries, without units or of another config: {replaced}", flush=True)
-    if options.status or not left:
+    if options.status:
+        return
+    if not left:
+        print(f"{results.path} has them; to measure again, name another file with --results", flush=True)
         return
     require(options.machine, "name the machine with --machine TEXT")
     for training in left:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from lm.errors import ConfigError
+
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
 
@@ -237,6 +239,21 @@ def test_both_encoder_decoders_read_the_same_conversations(bench: ModuleType) ->
     (name, tokens) = dialog.cases(bench.UNKNOWN)[0].unit
     assert (name, tokens) == ("tokens", sum(len(target) + 1 for _, target in pairs))
     assert len(pairs) == joeynmt.SIZES.responses
+
+
+@pytest.mark.parametrize(
+    ("names", "known"),
+    [
+        (("x", "", ""), "head, step"),
+        (("trunks", "x", ""), "loss of 512 tokens, V = 32,000"),
+        (("trunks", "loss of 512 tokens, V = 32,000", "x"), "ours, softmax"),
+    ],
+)
+def test_memory_of_an_unknown_variant_is_refused(
+    bench: ModuleType, names: tuple[str, str, str], known: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"--memory-of x: choose from .*{known}"):
+        bench._memory_here(*names, False)
 
 
 def test_variants_can_be_left_out(
