@@ -8,7 +8,7 @@ from torch import nn
 
 from dialog.causal import CausalContext, CausalDecoder
 from dialog.config import WHOLE_DIALOG, DialogConfig
-from dialog.corpora.corpus import SMALLTALK
+from dialog.corpora.sources import SMALLTALK
 from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
 from dialog.seq2seq import Seq2Seq
 from dialog.transformer import TransformerDecoder, TransformerEncoder

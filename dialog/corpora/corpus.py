@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.sources import read_source
+from dialog.corpora.sources import SMALLTALK, read_source
 from dialog.utterance import Dialog
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
 from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, Vocabulary, build_codec
-
-SMALLTALK = "smalltalk:"
 
 
 def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialog]:

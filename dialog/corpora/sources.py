@@ -26,6 +26,7 @@ from lm.text.lines import InputLog, NumberedLine, read_lines, skipped
 
 __all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
 
+SMALLTALK = "smalltalk:"  # before the split of the generated corpus
 OBJECT_READERS = {"zhao": ZHAO, "dialogs": OBJECTS, "messages": CHATS, "pairs": QUESTIONS}
 TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[Dialog]]] = {
     **{name: reader.read for name, reader in OBJECT_READERS.items()},
@@ -84,6 +85,8 @@ def _located(source: str, options: ReadOptions, log: InputLog) -> Located:
     try:
         if path.is_dir():
             return _locate_folder(path, options.format, log)
+        if source.startswith(SMALLTALK):
+            raise DataError(f"{source}: is made by the program; name it with --set data.train={source}")
         if not path.exists():
             raise missing(source, "dialog prepare")
     except OSError as error:

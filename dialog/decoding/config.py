@@ -81,7 +81,9 @@ class DecodeConfig(Section):
         (), description='words and phrases that every response contains, as in ["next week", "rain"]'
     )
     forbid: Phrases = Field((), description="words and phrases that no response contains")
-    temperature: Positive = Field(1.0, description="sampling temperature")
+    temperature: Positive = Field(
+        1.0, description="sampling temperature; beam = 1 takes the most probable token instead"
+    )
     temperature_on: Literal["mixture", "components"] = Field(
         "mixture", description="target of the temperature: the mixed distribution or every component's logits"
     )

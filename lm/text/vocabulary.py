@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 
-RESTORE = "restore it from a copy, such as that in a prepared corpus folder, or train into another --run"
+RESTORE = "restore it from a copy (a language model's is in its prepared text), or train into another --run"
 _FOREIGN = 0.5  # share of unknown tokens
 _UNKNOWN = "\uffff"  # a noncharacter, which no text and so no vocabulary contains
 

@@ -304,6 +304,10 @@ def test_missing_data_is_told_at_once(
     assert (code, err) == (DataError.exit_code, f"{message}\n")
     code, _, err = ending(main_of[package], "train", config, "--set", "data.train=talk.txt")
     assert (code, err) == (DataError.exit_code, "talk.txt: no such file or folder; check the path\n")
+    if package == "dialog":
+        code, _, err = ending(main, "train", "own_small", "--data", "smalltalk:train")
+        assert code == DataError.exit_code
+        assert err.endswith("name it with --set data.train=smalltalk:train\n")
     assert not list(in_tmp.iterdir())
     program = (
         f"import sys; from {package}.cli import main\ntry: main(['train', {config!r}])\n"

@@ -263,7 +263,9 @@ def test_damaged_codecs_are_named(name: str, content: bytes | None, tmp_path: Pa
     with pytest.raises(StorageError) as caught:
         Codec.load(tmp_path)
     reason = "no such file or directory" if content is None else "damaged or foreign"
-    remedy = "restore it from a copy, such as that in a prepared corpus folder, or train into another --run"
+    remedy = (
+        "restore it from a copy (a language model's is in its prepared text), or train into another --run"
+    )
     assert str(caught.value) == f"{tmp_path / name}: {reason}; {remedy}"
 
 
