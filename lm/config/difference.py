@@ -24,6 +24,14 @@ def flat_config(config: BaseModel) -> Flat:
     return flat(config.model_dump(mode="json"))
 
 
+def completed(saved: Flat, schema: type[BaseModel], prefix: str = "") -> Flat:
+    """Saved values of a config, with the defaults of keys that are newer than the file.
+
+    ``prefix`` stands before the keys of the config.
+    """
+    return flat(schema().model_dump(mode="json"), prefix) | saved
+
+
 def changed_keys(was: Flat, now: Flat) -> list[str]:
     """The keys with different values, sorted; an absent key equals null."""
     return sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from lm.config.difference import Flat, changed_keys, changes_text, flat, flat_config
+from lm.config.difference import Flat, changed_keys, changes_text, completed, flat, flat_config
 from lm.config.load import Resolved, family_of, require_family, save_config
 from lm.disk.filelock import FileLock
 from lm.disk.storage import (
@@ -221,7 +221,7 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
     if was is None:
         return True
     now = flat_config(resolved.config)
-    before = flat_config(type(resolved.config)()) | was  # newer keys had their default
+    before = completed(was, type(resolved.config))
     if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
         changes = changes_text(fixed, before, now, 8)
         raise ConfigError(

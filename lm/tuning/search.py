@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from lm.config.difference import changed_keys, changes_text, flat, flat_config
+from lm.config.difference import changed_keys, changes_text, completed, flat, flat_config
 from lm.config.load import C, Resolved, family_of, with_settings
 from lm.config.places import find_config
 from lm.config.presets import Preset
@@ -186,8 +186,7 @@ def settle(folder: Path, plan: SearchPlan[C]) -> None:
         if not path.is_file():
             write_json(path, sealed(now))
             return
-    defaults = {"config": type(plan.base.config)().model_dump(mode="json")}  # newer keys had their default
-    was, now = flat(defaults) | flat(read_search(folder)), flat(now)
+    was, now = completed(flat(read_search(folder)), type(plan.base.config), "config."), flat(now)
     if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
         raise ConfigError(
             f"{folder}: holds another search: {changes_text(fixed, was, now, 4)}; "
