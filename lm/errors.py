@@ -100,5 +100,8 @@ def encodable(text: str) -> bool:
 
 
 def brief(error: Exception) -> str:
-    """The beginning of an error of another library, on one line, with unprintable characters escaped."""
-    return visible(" ".join(str(error).split())[:160])
+    """The beginning of an error of another library, on one line, with unprintable characters escaped.
+
+    The name of its class if it says nothing.
+    """
+    return visible(" ".join(str(error).split())[:160]) or type(error).__name__

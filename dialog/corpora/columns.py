@@ -17,7 +17,7 @@ from lm.text.lines import InputLog, NumberedLine
 
 _USUAL = {
     "dialog": "dialog dialogue conversation conv thread session chat ticket",
-    "speaker": "speaker author user username from sender name nick role who speakeridx",
+    "speaker": "speaker author role user username from sender name nick who speakeridx",
     "text": "text message body content utterance value msg",
     "act": "act dialogact dialogueact",
 }

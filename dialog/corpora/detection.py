@@ -12,7 +12,7 @@ from dialog.corpora.columns import dialect_of, fields_of, is_list_name, is_named
 from dialog.corpora.json_items import is_list
 from dialog.corpora.json_texts import pair_of
 from dialog.corpora.logs import TIMING, WHATSAPP, is_irc
-from dialog.corpora.ranking import is_ranking
+from dialog.corpora.ranking import ends_utterances, is_ranking
 from dialog.corpora.readers import PREFIX, TSV_COLUMNS
 from dialog.corpora.scripts import scripted
 from lm.text.lines import NumberedLine
@@ -143,6 +143,7 @@ DETECTORS: dict[str, Callable[[FirstLines], bool]] = {  # the first match wins
     "srt": lambda head: any(TIMING.fullmatch(text) for text in head.lines[:2]),
     "ranking": lambda head: "\t" in head.first and head.mostly(lambda text: is_ranking(text.split("\t"))),
     "csv": _csv,
+    "eou": lambda head: head.mostly(ends_utterances),
     "tsv": lambda head: head.first.count("\t") >= 2,
     "pipes": lambda head: head.first.count("|") >= 2,
     "text": lambda head: head.suffix == ".txt" or PREFIX.match(head.first.strip()) is not None,

@@ -17,6 +17,7 @@ DETECTED = {
     "csv": "table with named columns and any delimiter",
     "tsv": "tab-separated: dialog, speaker, text, optional act",
     "pipes": "speaker|text|act, one dialog per file",
+    "eou": "one dialog per line, __eou__ ends utterances (DailyDialog)",
     "text": "one utterance per line, a blank line between dialogs",
     "parquet": "table with named columns",
     "swda": "Switchboard Dialog Act Corpus: folder or zip of CSV files",
@@ -40,6 +41,7 @@ _BEGINNINGS = {  # of a dialog; formats that are resolved before, as auto, have 
     "srt": f"a pause of over {SCENE // timedelta(seconds=1)} seconds begins a dialog",
     "ranking": "each row with label 1 is a dialog",
     **dict.fromkeys(("pipes", "swda"), "each file is a dialog"),
+    "eou": "each line is a dialog",
     "text": "a blank line begins a dialog",
     **dict.fromkeys(("turns", "tsv"), "a new value in the column of dialogs begins a dialog"),
     **dict.fromkeys(

@@ -73,17 +73,18 @@ def parse_objects(
         text = whole_text(rest)
         items = items_of(text, text.index("["), name, log, alone=True)
         yield from _with_keys(((line, _named(item, bare)) for line, item in items), name, log, keys)
-    elif _is_json(first[1]):
+    elif is_json(first[1]):
         yield from parse_lines(rest, name, log, keys, bare=bare)
     else:  # perhaps an object over several lines
         whole = [*rest]
         text = whole_text(whole)
-        if _is_json(text):
+        if is_json(text):
             whole = [(first[0], text)]
         yield from parse_lines(whole, name, log, keys, bare=bare)
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """True if a text is one value in JSON."""
     with suppress(ValueError, RecursionError):
         json.loads(text)
         return True

@@ -33,7 +33,13 @@ def pair_of(keys: Iterable[str]) -> tuple[str, str] | None:
 
 
 def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> Dialog | None:
-    """Dialog of a question and its answer. The ``input`` of an instruction is appended to the question.
+    """Dialog of a question and its answer, as :func:`pair_turns` has them."""
+    turns = pair_turns(name, line, value, log)
+    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log) if turns else None
+
+
+def pair_turns(name: str, line: int, value: Mapping[str, Any], log: InputLog) -> list[RawUtterance]:
+    """A question and its answer, or nothing. The ``input`` of an instruction is appended to the question.
 
     A ``history`` is dropped, since the rows before mostly have its turns, and a ``context``, which may be a
     document.
@@ -42,7 +48,7 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
     if pair is None:
         known = ", ".join(map("/".join, PAIRS))
         log.bad(name, line, "no question and answer", f"expected {known}", excerpt=", ".join(map(str, value)))
-        return None
+        return []
     question, answer = (value[key] for key in pair)
     if pair[0].lower() == "instruction" and isinstance(question, str):
         more = next((text for key, text in value.items() if key.lower() == "input"), None)
@@ -50,11 +56,10 @@ def pair_dialog(name: str, line: int, value: Mapping[str, Any], log: InputLog) -
     for key, found in value.items():
         if found and key.lower() in ("history", "context"):
             log.drop(name, line, f"{key.lower()} beside a question", str(found))
-    turns = [
+    return [
         RawUtterance(line, "user", join_lines(question)),
         RawUtterance(line, "assistant", join_lines(answer)),
     ]
-    return make_dialog(name, line, value.get("id", UNNAMED), "", turns, log)
 
 
 QUESTIONS = ObjectReader((), pair_dialog)  # {"question": "…", "answer": "…"}, keys as in PAIRS

@@ -9,7 +9,7 @@ from lm.errors import visible
 
 _FEW = 20  # utterances; shorter corpora are not judged
 _C1 = re.compile("[\x80-\x9f]")
-_NUMBER = re.compile(r"[\d\s.,:;%+-]*\d[\d\s.,:;%+-]*")
+_NUMBER = re.compile(r"[\s.,:;%+-]*\d[\d\s.,:;%+-]*")
 _WORD = re.compile(r"\w+")
 
 

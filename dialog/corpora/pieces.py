@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dialog.corpora.columns import ReadOptions
-from dialog.corpora.json_items import parse_lines
+from dialog.corpora.json_items import is_json, parse_lines
 from dialog.corpora.readers import Made, collect
 from dialog.corpora.sources import OBJECT_READERS, Located, read_splits
 from dialog.utterance import Dialog, Utterance
@@ -70,8 +70,8 @@ def _piece(file: Path, format: str) -> Piece:
     with open_regular(file) as stream:
         lines = read_lines(stream, str(file), InputLog("skip"))
         first = next((text for _, text in lines if text.strip()), "")
-    array = first.lstrip().startswith("[")
-    return Whole((file,)) if array else FileRange(file, 0, file.stat().st_size)
+    by_line = is_json(first) and not first.lstrip().startswith("[")
+    return FileRange(file, 0, file.stat().st_size) if by_line else Whole((file,))
 
 
 def read_piece(

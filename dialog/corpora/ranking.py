@@ -1,4 +1,7 @@
-"""Reader of ranking corpora such as Ubuntu's: rows of context, response and label (1 = true response)."""
+"""Readers of texts with `__eou__` at the end of utterances: DailyDialog's, and rankings such as Ubuntu's.
+
+A ranking has rows of context, response and label (1 = true response).
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,6 +20,22 @@ def is_ranking(fields: Sequence[str]) -> bool:
     names = [field.strip().lower() for field in fields]
     named = names[0] == "context" and names[1] in ("response", "utterance") and names[2] == "label"
     return named or names[2] in _LABELS
+
+
+def ends_utterances(text: str) -> bool:
+    """True if a text has the mark that ends utterances."""
+    return _UTTERANCE in text
+
+
+def read_eou(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:
+    """Read one dialog a line, with ``__eou__`` after each utterance. The speakers A and B alternate."""
+    dialogs: list[Dialog] = []
+    for line, text in lines:
+        said = [" ".join(part.split()) for part in text.split(_UTTERANCE)]
+        turns = [RawUtterance(line, "AB"[index % 2], part) for index, part in enumerate(filter(None, said))]
+        if turns and (found := make_dialog(name, line, default_id(name, len(dialogs)), "", turns, log)):
+            dialogs.append(found)
+    return dialogs
 
 
 def read_ranking(lines: Iterable[NumberedLine], name: str, log: InputLog) -> list[Dialog]:

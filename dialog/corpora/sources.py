@@ -11,7 +11,7 @@ from dialog.corpora.json_texts import QUESTIONS, read_discord, read_telegram
 from dialog.corpora.listed import CHATS, OBJECTS
 from dialog.corpora.logs import read_irc, read_srt, read_whatsapp
 from dialog.corpora.prepared import is_prepared, read_split
-from dialog.corpora.ranking import read_ranking
+from dialog.corpora.ranking import read_eou, read_ranking
 from dialog.corpora.readers import ZHAO, read_pipes, read_text, read_tsv, read_turns
 from dialog.corpora.swda import read_swda
 from dialog.corpora.tables import columns_of, read_csv, read_dataset, read_parquet
@@ -40,6 +40,7 @@ TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[D
     "irc": read_irc,
     "srt": read_srt,
     "ranking": read_ranking,
+    "eou": read_eou,
 }
 _TABLES = ("csv", "parquet", "datasets")  # formats with named columns
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".srt", ".parquet")
@@ -149,15 +150,19 @@ def _of_many(entries: Iterable[Path]) -> list[Path]:
 
 
 def _common_format(splits: dict[str, list[Path]], wanted: str, log: InputLog) -> str:
-    formats = {split: _format_of(files[0], wanted, log) for split, files in splits.items()}
-    first, *others = formats.items()
-    for split, format in others:
-        if format != first[1]:
-            raise DataError(
-                f"{splits[split][0]}: format is {format}, but {first[0]} is "
-                f"{first[1]}; convert all splits to one format"
-            )
-    return first[1]
+    """The format of all files. Of formats with many files only the first file of a split is looked at."""
+    first, *others = (file for files in splits.values() for file in files)
+    format = _format_of(first, wanted, log)
+    heads = {files[0] for files in splits.values()}
+    for file in others:
+        if file in heads or format not in _MANY:
+            other = _format_of(file, wanted, log)
+            if other != format:
+                raise DataError(
+                    f"{file}: format is {other}, but {first.name} is {format};"
+                    " convert all files to one format, or keep those of one"
+                )
+    return format
 
 
 def detect_format(path: Path, log: InputLog) -> str:

@@ -18,7 +18,7 @@ from dialog.corpora.columns import (
     require_columns,
     usual,
 )
-from dialog.corpora.json_texts import pair_dialog, pair_of
+from dialog.corpora.json_texts import pair_dialog, pair_of, pair_turns
 from dialog.corpora.listed import listed_dialog
 from dialog.corpora.ranking import is_ranking, ranking_dialogs
 from dialog.corpora.readers import RawUtterance, collect, distinct, group_turns, join_lines, made_of
@@ -195,17 +195,20 @@ def _read_rows(
     """
     numbered = iter(rows)
     begun = list(islice(numbered, _SAMPLE))
+    rest: Iterator[tuple[int, TableRow]] = chain(begun, numbered)
     sample = _sample([row for _, row in begun], options) or {column: [] for column in columns}
     if pair_of(sample) and options.text_column not in sample and not usual("text", sample):
-        made = (made_of(line, pair_dialog(name, line, row, log)) for line, row in chain(begun, numbered))
-        return collect(made, name, log)
+        column = options.dialog_column if options.dialog_column in sample else usual("dialog", sample)
+        if column:
+            turns = ((row[column], turn) for line, row in rest for turn in pair_turns(name, line, row, log))
+            return group_turns(turns, name, log)
+        return collect((made_of(line, pair_dialog(name, line, row, log)) for line, row in rest), name, log)
     scripts = _scripts([row for _, row in begun], columns, options)
     sample = sample | {column: [] for column in scripts}
     times = time_columns(columns)
     options = find_columns(name, sample, options, times)
     if not begun:
         return []
-    rest: Iterator[tuple[int, TableRow]] = chain(begun, numbered)
     if scripts:
         rest = ((number, _with_lists(row, scripts)) for number, row in rest)
     if isinstance(sample[options.text_column], list):

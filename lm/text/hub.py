@@ -1,5 +1,6 @@
 """Data sets of the ``datasets`` library: files, saved in a folder, or fetched from the hub by name."""
 
+import glob
 import os
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def load_tables(source: str) -> dict[str, Any]:
         if builder:
             datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
             datasets.disable_progress_bars()
-            return {"": datasets.load_dataset(builder, data_files=path, split="train")}
+            return {"": datasets.load_dataset(builder, data_files=glob.escape(path), split="train")}
         if any((Path(path) / file).is_file() for file in _STORED):
             loaded: Any = datasets.load_from_disk(path)
         else:

@@ -147,6 +147,19 @@ def test_split_sources_are_split_and_must_be_named(tmp_path: Path) -> None:
     assert "format is turns" in refusal(str(tmp_path))
 
 
+def test_the_files_of_a_split_have_one_format(tmp_path: Path) -> None:
+    """DailyDialog's folders have acts and emotions beside the texts."""
+    for split in ("train", "validation", "test"):
+        write(tmp_path, f"{split}/dialogues_{split}.txt", "is it wet ? __eou__ no . __eou__\n" * 3)
+        write(tmp_path, f"{split}/dialogues_act_{split}.txt", "2 1\n" * 3)
+    message = "dialogues_train.txt: format is eou, but dialogues_act_train.txt is text; convert all files"
+    assert message in refusal(str(tmp_path))
+    for path in tmp_path.glob("*/*_act_*"):
+        path.unlink()
+    splits = read_source(str(tmp_path), ReadOptions(), InputLog())
+    assert [said(dialogs[2]) for dialogs in splits.values()] == [[("A", "is it wet ?"), ("B", "no .")]] * 3
+
+
 def test_the_built_in_corpus_is_named_like_a_file() -> None:
     dialogs = load_dialogs("smalltalk:valid")
     assert all(len(dialog.utterances) >= 2 for dialog in dialogs)

@@ -291,3 +291,10 @@ def test_a_pipe_in_a_stored_dataset_is_refused_at_once(tmp_path: Path, name: str
         read_source(str(tmp_path), ReadOptions(format="datasets"), InputLog())
     with pytest.raises(DataError, match=rf"{name}: not a regular file"):
         load_tables(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["x[1].jsonl", "x*.jsonl", "x?.jsonl"])
+def test_a_name_of_a_file_is_no_pattern(name: str, tmp_path: Path) -> None:
+    for other in ("x1.jsonl", "xy.jsonl", name):
+        (tmp_path / other).write_text(json.dumps({"text": other}) + "\n")
+    assert load_tables(str(tmp_path / name))[""]["text"] == [name]

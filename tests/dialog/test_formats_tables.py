@@ -215,6 +215,24 @@ def test_a_ranking_gives_its_true_responses(tmp_path: Path) -> None:
         assert [piece.reason for piece in log.dropped] == ["response with label 0"]
 
 
+def test_pairs_of_one_conversation_are_one_dialog(tmp_path: Path) -> None:
+    table = "{},prompt,response\n1,a,b\n2,e,f\n1,c,d\n"
+    joined = [["user: a", "assistant: b", "user: c", "assistant: d"], ["user: e", "assistant: f"]]
+    assert said(read(write(tmp_path, "x.csv", table.format("conversation_id")))[0]) == joined
+    assert said(read(write(tmp_path, "y.csv", table.format("who")), dialog_column="who")[0]) == joined
+    assert len(read(write(tmp_path, "z.csv", table.format("number")))[0]) == 3
+
+
+@pytest.mark.parametrize("names", [("user", "role"), ("role", "user_id"), ("name", "role")])
+def test_the_side_of_a_row_is_its_speaker(names: tuple[str, str], tmp_path: Path) -> None:
+    """``user`` and ``name`` may be the account that holds a chat with an assistant."""
+    rows = [
+        {"chat": "1", "text": text, **dict.fromkeys(names, "x"), "role": who} for text, who in ("ap", "bq")
+    ]
+    source = write(tmp_path, "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert said(read(source)[0]) == [["p: a", "q: b"]]
+
+
 SCRIPT = "Tom: hi\nare you there?\nLea: hello"
 
 

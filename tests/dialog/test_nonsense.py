@@ -70,3 +70,9 @@ def test_what_is_likely_nonsense_is_refused_unless_forced(
 )
 def test_short_and_ordinary_corpora_are_no_nonsense(dialogs: list[Dialog]) -> None:
     assert nonsense(dialogs) is None
+
+
+@pytest.mark.timeout(20)
+def test_long_rows_of_digits_take_no_time() -> None:
+    said = tuple(Utterance(speaker, "1 " * 20_000 + "a") for speaker in "AB" * 20)
+    assert "nearly every text is a number" not in (nonsense([Dialog("x", "", said)]) or "")

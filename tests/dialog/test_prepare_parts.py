@@ -55,6 +55,15 @@ def test_objects_are_cut_at_line_ends(
     assert sorted(path.name for path in base.iterdir()) == ["out", "talk.jsonl", "whole"]
 
 
+def test_an_object_may_have_several_lines(tmp_path: Path) -> None:
+    """Each file of a folder, as ``evaluate --data`` and ``show`` read it."""
+    (tmp_path / "in").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"in/{split}.json").write_text(json.dumps(OBJECTS["dialogs"], indent=1))
+    result = prepare(str(tmp_path / "in"), tmp_path / "out", PrepareOptions())
+    assert [counts["utterances"] for counts in result.report["splits"].values()] == [2, 2, 2]
+
+
 def _folder(path: Path) -> None:
     path.mkdir()
     for number in range(7):
