@@ -127,11 +127,14 @@ class PretrainedTokenizer:
 
 
 def library_tokenizer(text: str) -> Any:
-    """The tokenizer of a ``tokenizer.json``. Raises ValueError if it is none."""
+    """The tokenizer of a ``tokenizer.json``, which neither cuts nor fills texts. ValueError if it is none."""
     require_libraries("data.tokenizer = hf", "hf", "tokenizers")
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(text)
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower class
         raise ValueError("no tokenizer of the library tokenizers") from error
+    tokenizer.no_truncation()  # whoever used it last may have stored how to cut and fill a batch
+    tokenizer.no_padding()
+    return tokenizer

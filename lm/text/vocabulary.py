@@ -36,6 +36,7 @@ from lm.text.tokenizers import (
     SentencePiece,
     Tokenizer,
     TokenizerKind,
+    WordPunct,
     train_sentencepiece,
 )
 
@@ -191,10 +192,11 @@ class Codec:
 
         A typed special token such as ``<s>`` is an unknown word, with two exceptions. The exact text ``<d>``
         is the pseudo-utterance that opens a dialog. ``<unk>`` is one unknown token, so that it survives
-        :meth:`decode` and encoding again, except with a pretrained tokenizer, which knows its characters.
+        :meth:`decode` and encoding again. Pretrained tokenizers, and those of characters and learned pieces
+        in language models, know its characters instead.
         """
         if not self.vocabulary.framed:
-            return self.line_ids(self.tokenizer.split(text), place)
+            return self.line_ids(line_tokens(self.tokenizer, text), place)
         if text == DIALOG:
             return self.vocabulary.ids([DIALOG])
         unknown = self.vocabulary.ids([UNK])[0]
@@ -311,6 +313,11 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[str]:
     if UNK not in text or isinstance(tokenizer, PretrainedTokenizer):
         return tokenizer.split(text)
     return [UNK if _UNKNOWN in token else token for token in tokenizer.split(text.replace(UNK, _UNKNOWN))]
+
+
+def line_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Tokens of a language model's line. ``<unk>`` is one of them for a tokenizer of words."""
+    return tokens_of(tokenizer, text) if isinstance(tokenizer, WordPunct) else tokenizer.split(text)
 
 
 def build_codec(

@@ -98,6 +98,15 @@ def test_pretrained_pieces_without_a_line_end_get_one(normalizer: Any) -> None:
     )
 
 
+def test_how_a_batch_was_cut_and_filled_is_forgotten() -> None:
+    """``save_pretrained`` stores the last use with truncation or padding."""
+    inner = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=9, pad_id=2, pad_token="<unk>")
+    assert PretrainedTokenizer.of(inner.to_str(), 3, begin=0, end=2).split("a b a b") == ["a", "b"] * 2
+
+
 def test_merges_of_bpe_cannot_be_exported() -> None:
     codec = build_codec("bpe", ["some text to learn from"] * 3, vocab_size=20)
     with pytest.raises(ConfigError, match="unigram"):

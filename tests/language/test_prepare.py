@@ -229,6 +229,22 @@ def test_options_without_effect_are_refused(options: PrepareOptions, message: st
     assert not (tmp_path / "out").exists()
 
 
+def test_a_share_for_a_split_that_the_source_has_is_refused(tmp_path: Path) -> None:
+    message = "--valid-fraction 0.2: has no effect on"
+    with pytest.raises(ConfigError, match=message):
+        prepare(standard(tmp_path / "in"), tmp_path / "out", PrepareOptions(ReadOptions(valid_fraction=0.2)))
+    (tmp_path / "in/valid.txt").unlink()
+    prepare(str(tmp_path / "in"), tmp_path / "out", PrepareOptions(ReadOptions(valid_fraction=0.2)))
+
+
+def test_unknown_words_of_a_text_stay_words(tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "in", **{f"{s}__txt": "a <unk> , b\n" for s in ("train", "valid", "test")})
+    prepare(source, tmp_path / "out", PrepareOptions(tokenizer="wordpunct"))
+    codec, tokens = opened(tmp_path / "out")
+    assert codec.vocabulary.words(tokens.ids().tolist()) == ["a", UNK, ",", "b", EOS_WORD]
+    assert codec.encode("b <unk>")[1] == codec.vocabulary.unk
+
+
 def test_options_of_text_are_refused_for_random_sequences(tmp_path: Path) -> None:
     for option, options in (
         ("--format wikitext", {"format": "wikitext"}),

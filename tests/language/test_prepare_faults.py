@@ -144,6 +144,13 @@ def test_folders_and_pipes_that_are_no_corpus(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_typed_line_end_is_refused_in_capitals_too(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text(text(60) + "moss <EOS> bog\n")
+    with pytest.raises(DataError, match=r"in.txt:61: the text has <eos>"):
+        prepare(str(tmp_path / "in.txt"), tmp_path / "out", PrepareOptions(lowercase=True))
+    prepare(str(tmp_path / "in.txt"), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,7 +11,7 @@ from lm.language.corpora.corpus import load_split
 from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.corpora.sources import ReadOptions, locate
 from lm.text.vocabulary import EOS_WORD
-from tests.support.tiny_text import folder_of, opened, read_back
+from tests.support.tiny_text import folder_of, opened, read_back, standard
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,15 @@ def test_only_languages_of_the_multilingual_corpus_are_read_as_characters(tmp_pa
     for name, format in (("fr", "mwc"), ("books", "text")):
         for folder in ("names", "folders"):
             assert locate(str(tmp_path / folder), ReadOptions(language=name)).format == format
+
+
+def test_a_folder_in_a_folder_is_the_corpus_if_it_is_alone(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    standard(tmp_path / "all/fr")
+    assert locate(str(tmp_path / "all"), ReadOptions()).format == "mwc"
+    standard(tmp_path / "all/en")
+    with pytest.raises(DataError, match="holds several corpora; choose one of en, fr with --language"):
+        locate(str(tmp_path / "all"), ReadOptions())
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "tsv", "parquet", "jsonl.gz"])

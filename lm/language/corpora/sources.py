@@ -107,13 +107,16 @@ def locate(source: str, options: ReadOptions) -> Located:
 def _require_effect(located: Located, options: ReadOptions) -> None:
     """Raise ConfigError for an option that does nothing for sources of this kind."""
     source, format, usual = located.source, located.format, ReadOptions()
-    whole = format in (*BYTES, COPIES)  # with splits of its own
+    whole = format in (*BYTES, COPIES, "1b")  # with splits of its own
     effective = {
         "format": format != COPIES,
         "language": Path(source).is_dir() and format not in (*BYTES, "1b"),
         "text_column": format == "datasets",
         **dict.fromkeys(("length", "vocab"), format == COPIES),
-        **dict.fromkeys(("valid_fraction", "test_fraction"), not whole),
+        **{
+            f"{split}_fraction": not whole and (split in located.cut or split not in located.splits)
+            for split in ("valid", "test")
+        },
     }
     for name, reads in effective.items():
         given = getattr(options, name)
@@ -192,9 +195,10 @@ def _locate_folder(path: Path, options: ReadOptions) -> Located:
         if len(single) == 1:
             return _locate_file(single[0], options)
         inner = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and _groups(entry, options))
-        if options.language in inner:
-            chosen = replace(options, language="", format=_format_by_language(options))
-            return _locate_folder(path / options.language, chosen)
+        language = options.language or (inner[0] if len(inner) == 1 else "")
+        if language in inner:
+            format = _format_by_language(replace(options, language=language))
+            return _locate_folder(path / language, replace(options, language="", format=format))
         if inner:
             raise _ambiguous(path, inner, options)
         for entry in sorted(path.iterdir()):

@@ -15,7 +15,7 @@ from lm.language.corpora.pieces import Piece, TextLine
 from lm.text.lines import InputLog
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
-from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
+from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary, line_tokens
 
 SAMPLE = 16 << 20  # characters (about as many bytes) of training text for sentencepiece
 
@@ -49,8 +49,8 @@ def read_tokens(
         for line in piece.lines(log):
             if skip_blank and not line.text.strip():
                 continue
-            tokens = tokenizer.split(line.text)
-            if EOS_WORD in line.text and EOS_WORD in tokens:
+            tokens = line_tokens(tokenizer, line.text)
+            if EOS_WORD in tokens:
                 remedy = f"remove {EOS_WORD}; every line end becomes one"
                 reason = f"the text has {EOS_WORD}, the mark of line ends"
                 log.bad(piece.name, line.number, reason, remedy, excerpt=line.text)
