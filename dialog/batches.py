@@ -11,7 +11,7 @@ of a response.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import torch
@@ -199,7 +199,7 @@ def segments(examples: Sequence[Example], size: int) -> list[range]:
     """
     starts = [i for i, e in enumerate(examples) if i == 0 or e.dialog != examples[i - 1].dialog]
     runs = []
-    for start, end in zip(starts, [*starts[1:], len(examples)], strict=True):
+    for start, end in pairwise((*starts, len(examples))):
         step = size or end - start
         runs += [range(at, min(at + step, end)) for at in range(start, end, step)]
     return runs

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dialog.decoding.config import DecodeConfig
 from lm.arrays import Floats
 from lm.console.options import RESAMPLES
 from lm.console.shared_tables import comparison_warnings, p_tables, pool_tables
@@ -118,11 +119,15 @@ def comparison_tables(comparison: ComparedRuns) -> list[Table | str]:
 def _caption(rows: Sequence[ComparedRun]) -> str:
     """Checkpoint and decoding: one line if all runs agree, else by run with a warning."""
     settings = [{"checkpoint": row.facts["checkpoint"], **row.facts["decode"]} for row in rows]
+    readers = DecodeConfig.readers["method"]
     known = dict.fromkeys(key for setting in settings for key in setting)
-    differ = [key for key in known if any(s.get(key) != settings[0].get(key) for s in settings)]
-    width = ("beam",) if any(setting.get("method") == "beam" for setting in settings) else ()
-    differ = [key for key in differ if width or key != "beam"]
-    shown = dict.fromkeys(("checkpoint", "method", *width, *differ))
+    read = [
+        key
+        for key in known
+        if key not in readers or any(one.get("method") in readers[key].values for one in settings)
+    ]
+    differ = [key for key in read if any(s.get(key) != settings[0].get(key) for s in settings)]
+    shown = dict.fromkeys(("checkpoint", "method", *(key for key in read if key == "beam"), *differ))
     texts = [", ".join(f"{key} {visible(setting.get(key))}" for key in shown) for setting in settings]
     if not differ:
         return f"All runs: {texts[0]}"

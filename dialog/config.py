@@ -142,6 +142,8 @@ class DecoderConfig(Section):
     def _consistent(self) -> Self:
         if wrong := self.misplaced("kind", (self.kind,)):
             raise ValueError(f"{wrong}; remove it from a {self.kind}")
+        if self.layer_sum and self.layers == 1:
+            raise ValueError("layer_sum does nothing with layers = 1; leave it out, or raise decoder.layers")
         return self
 
 
@@ -161,8 +163,8 @@ class ModelConfig(Section):
     )
     dropout: Rate = Field(
         0.0,
-        description="dropout rate of embeddings, encoder and decoder outputs, and of each part of a"
-        " transformer's layer",
+        description="dropout rate of embeddings, utterance vectors of a hierarchical encoder, decoder"
+        " outputs, and each part of a transformer's layer",
     )
     word_dropout: Rate = Field(0.0, description="share of decoder input words replaced by <unk>")
     init_range: Positive = Field(

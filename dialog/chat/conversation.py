@@ -23,6 +23,7 @@ from dialog.decoding.steps import Hypothesis
 from dialog.trained import StepProbabilities, TrainedModel
 from dialog.utterance import Utterance
 from lm.config.section import MAX_SEED
+from lm.errors import ConfigError
 from lm.text.vocabulary import Codec
 
 SAYS_NOTHING = "(says nothing)"
@@ -173,6 +174,13 @@ class SideBySide:
         self._first, self._second = first, second
         second.exchanges[:] = first.exchanges
         self.names = _names(first, second)
+
+    def require(self, decode: DecodeConfig) -> None:
+        """Raise ConfigError, with the name of the second run, if it cannot decode by these settings."""
+        try:
+            self._second.model.require(decode)
+        except ConfigError as error:
+            raise ConfigError(f"{self.names[1]}: {error}") from None
 
     def answers(self, said: Exchange) -> list[str]:
         """The reply of the first run, which it has given, and that of the second, each after its name.

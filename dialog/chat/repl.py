@@ -11,7 +11,15 @@ from typing import Any
 
 from dialog.chat.conversation import SAYS_NOTHING, Conversation, Exchange, SideBySide
 from dialog.chat.ctrl_c import CTRL_C
-from dialog.chat.settings import MOST_IN_CHAT, SCORES, changed, setting_rows, summary, without
+from dialog.chat.settings import (
+    MOST_IN_CHAT,
+    SCORES,
+    changed,
+    setting_rows,
+    split_settings,
+    summary,
+    without,
+)
 from dialog.chat.transcript import (
     HUMAN,
     MODEL,
@@ -131,7 +139,7 @@ class Repl:
             hint = did_you_mean(f"/{name[:40]}", [f"/{known}" for known in COMMANDS])
             return [f"unknown command /{name[:40]}{hint or ';'} /help lists them"]
         command = COMMANDS[name]
-        arguments = [rest] if command.takes_file and rest else rest.split()
+        arguments = [rest] if command.takes_line and rest else rest.split()
         if not command.least <= len(arguments) <= command.most:
             raise ConfigError(f"use {command.usage}")
         return command.run(self, arguments)
@@ -169,13 +177,16 @@ class Repl:
     def _change(self, command: str, settings: Sequence[str]) -> None:
         """Apply ``KEY=VALUE`` texts to decoding, all or none. ConfigError names the command."""
         conversation = self.conversation
-        conversation.decode = changed(conversation.model, conversation.decode, command, settings)
+        decode = changed(conversation.model, conversation.decode, command, settings)
+        if self.beside:
+            self.beside.require(decode)
+        conversation.decode = decode
 
     def _set(self, arguments: list[str]) -> list[str]:
         decode = self.conversation.decode
         if not arguments:
             return list(_listed(setting_rows(decode)))
-        self._change("set", re.split(r"\s+(?=[\w.]+=)", re.sub(r"\s*=\s*", "=", " ".join(arguments))))
+        self._change("set", split_settings(arguments[0]))
         return [f"({difference(self.conversation.decode, decode) or 'as it was'})"]
 
     def _nbest(self, arguments: list[str]) -> list[str]:
@@ -188,7 +199,7 @@ class Repl:
             return [f"(the {count} best, after /compare; now the best of each run)"]
         last = self.conversation.exchanges[-1:]
         kept = min((len(exchange.hypotheses) for exchange in last), default=count)
-        fewer = f"; the last reply was asked for with {kept}" if kept < count else ""
+        fewer = f"; the last reply has only {kept}" if kept < count else ""
         lines = [line for exchange in last for line in self._list(exchange)]
         return [f"(the {count} best{fewer})", *(lines if kept > 1 else [])]
 
@@ -241,7 +252,9 @@ class Repl:
             return ["(no other run can be opened here)"]
         with CTRL_C.ends_reply():
             second = self._open_run(_path(arguments))
-        self.beside = SideBySide(self.conversation, second)
+        beside = SideBySide(self.conversation, second)
+        beside.require(self.conversation.decode)
+        self.beside = beside
         return [f"(every line is answered by {' and '.join(self.beside.names)})"]
 
     def _show(self, arguments: list[str]) -> list[str]:
@@ -311,7 +324,7 @@ class Command:
     run: Callable[[Repl, list[str]], Iterable[str]]
     least: int = 0
     most: int = 0
-    takes_file: bool = False  # whose name may hold blanks
+    takes_line: bool = False  # one argument, which may hold blanks
 
 
 COMMANDS = {
@@ -329,7 +342,7 @@ COMMANDS = {
     ),
     "seed": Command("/seed N", "same conversation, same seed: same sample", Repl._seed, 1, 1),
     "set": Command(
-        "/set [KEY=VALUE …]", "change any setting of decoding; alone: list them", Repl._set, 0, MOST_IN_CHAT
+        "/set [KEY=VALUE …]", "change any setting of decoding; alone: list them", Repl._set, 0, 1, True
     ),
     "probs": Command(
         "/probs [N]", "the N likeliest tokens at each step of the last reply, by component", Repl._probs, 0, 1

@@ -1,5 +1,6 @@
 """Settings of decoding in a chat: changes of them, and their words."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ from lm.errors import ConfigError
 
 MOST_IN_CHAT = 1000  # maximum of requested beams, responses and tokens, because of memory
 LONGEST_SETTING = 200  # characters of KEY=VALUE
+_SETTING = re.compile(  # the begin of a setting, or a value that may hold what looks like one
+    r"""(?:^|(?<=\s))(?P<key>[\w.]+)(?P<blank>\s*)=\s*|"[^"]*"|'[^']*'|\[(?:"[^"]*"|'[^']*'|[^]"'])*\]"""
+)
+_KEYS = DecodeConfig.model_fields
 SCORES = {  # by decode.select
     "score": "A score is the sum of the log-probabilities of a reply's words and of its end, in nats, divided"
     " by length^length_penalty. The nearer to 0, the likelier.",
@@ -23,6 +28,24 @@ SCORES = {  # by decode.select
     "mmi": "A score is the sum of the log-probabilities of a reply's words and of its end, in nats, divided"
     " by length^length_penalty, plus mmi_weight times log P(last line | reply). The nearer to 0, the better.",
 }
+
+
+def split_settings(text: str) -> list[str]:
+    """``KEY=VALUE`` texts of a line. Quotes and brackets keep their blanks and equals signs.
+
+    Blanks may stand around the equals sign of the first key, and of other keys of decoding.
+    """
+    begun = [
+        found
+        for found in _SETTING.finditer(text)
+        if found["key"] and (not found["blank"] or found["key"].removeprefix("decode.") in _KEYS)
+    ]
+    if not begun or text[: begun[0].start()].strip():
+        return [re.sub(r"\s*=\s*", "=", text, count=1)]
+    ends = [*(found.start() for found in begun[1:]), len(text)]
+    return [
+        f"{found['key']}={text[found.end() : end].strip()}" for found, end in zip(begun, ends, strict=True)
+    ]
 
 
 def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: Sequence[str]) -> DecodeConfig:

@@ -62,13 +62,16 @@ def open_conversation(
     from lm.runs.checkpoint import CheckpointStore
     from lm.runs.evaluations import loaded
 
+    def load(one: Path, which: str) -> tuple[TrainedModel, list[int]]:
+        return TrainedModel.load(one, which), CheckpointStore.of(one).steps(which)
+
     runs = (run, *others)
-    opened = [loaded(one, checkpoint, TrainedModel.load) for one in runs]
-    model = TrainedModel.joined([model for model, _ in opened], [visible(one) for one in runs])
+    opened = [loaded(one, checkpoint, load) for one in runs]
+    model = TrainedModel.joined([model for (model, _), _ in opened], [visible(one) for one in runs])
     if model.config.data.direction == "backward":
         raise ConfigError(f"{visible(run)}: a backward run, for decode.mmi_run; chat with a forward run")
-    steps = [CheckpointStore.of(one).steps(checkpoint) for one in runs]
-    step = steps[0][0] if len(runs) == len(steps[0]) == 1 else None  # an average has several
+    steps = opened[0][0][1]
+    step = steps[0] if len(runs) == len(steps) == 1 else None  # an average has several
     weights = "+".join(own for _, own in opened if own) or None
     return Conversation(
         model,
@@ -142,7 +145,10 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
             except EOFError:
                 return
             CTRL_C.forget()
-            _print(console, repl.answers(line), "dim" if line.lstrip().startswith("/") else "cyan")
+            try:
+                _print(console, repl.answers(line), "dim" if line.lstrip().startswith("/") else "cyan")
+            except KeyboardInterrupt:  # between the end of a reply and that of its section
+                _print(console, ["(stopped)"], "dim")
             _print(console, repl.notes, "dim italic")
 
 

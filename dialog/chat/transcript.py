@@ -42,8 +42,8 @@ class Source(_Part):
 
     run: str
     checkpoint: str
-    step: int | None
-    weights: str | None
+    step: int | None = None  # of an ensemble, and of an average of several checkpoints
+    weights: str | None = None
 
 
 class Alternative(_Part):

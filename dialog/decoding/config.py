@@ -82,7 +82,7 @@ class DecodeConfig(Section):
     )
     forbid: Phrases = Field((), description="words and phrases that no response contains")
     temperature: Positive = Field(
-        1.0, description="sampling temperature; beam = 1 takes the most probable token instead"
+        1.0, description="sampling temperature; method = beam with beam = 1 takes the most probable token"
     )
     temperature_on: Literal["mixture", "components"] = Field(
         "mixture", description="target of the temperature: the mixed distribution or every component's logits"

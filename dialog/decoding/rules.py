@@ -31,6 +31,7 @@ class Rules:
         words = [phrase[0] for phrase in texts.forbid if len(phrase) == 1]
         self._eos, self._forbidden = marks.eos, [*marks.forbidden, *words]
         self._min_length, self._begin = config.min_length, texts.begin
+        self._or_warmer = " or a higher temperature" if config.method == "sample" else ""
         self.required = RequiredPhrases(texts.require, marks.eos) if texts.require else None
         self._rules: list[Rule] = []
         if config.no_repeat_ngram:
@@ -51,7 +52,7 @@ class Rules:
         """
         if bool(log_probs.sum().isnan()):
             raise DivergenceError(
-                "the model's probabilities are not numbers; choose another checkpoint or a higher temperature"
+                f"the model's probabilities are not numbers; choose another checkpoint{self._or_warmer}"
             )
         length = history.shape[1]
         if length < len(self._begin):

@@ -108,13 +108,16 @@ class Process:
         }
 
     def advance(self, state: DialogState, frontier: Frontier, token: str) -> tuple[float, Frontier]:
-        """P(token | tokens so far), and the remaining derivations with probabilities that sum to 1."""
+        """P(token | tokens so far), and the remaining derivations with probabilities that sum to 1.
+
+        0 and no derivation for a token that cannot follow.
+        """
         reached: Frontier = defaultdict(float)
         for derivation, weight in frontier.items():
             for _, probability, following in self._expand(state, derivation, token):
                 reached[following] += weight * probability
         total = math.fsum(reached.values())
-        return total, {derivation: weight / total for derivation, weight in reached.items()}
+        return total, {derivation: weight / total for derivation, weight in reached.items() if weight}
 
     def distribution(self, state: DialogState, frontier: Frontier) -> dict[str, float]:
         """P(next token) for every possible next token, including ``</s>``."""

@@ -7,6 +7,7 @@ import pytest
 
 from dialog.chat.conversation import Conversation
 from dialog.chat.repl import COMMANDS, Repl
+from dialog.chat.settings import split_settings
 from dialog.trained import TrainedModel
 from tests.support.toy_chat import conversation
 from tests.support.toy_responder import ToyResponder
@@ -112,11 +113,11 @@ def test_nbest_says_if_the_last_reply_kept_fewer() -> None:
     chat.feed("/nbest 2")
     chat.feed("hello")
     told, *lines = chat.feed("/nbest 5")
-    assert told == "(the 5 best; the last reply was asked for with 2)"
+    assert told == "(the 5 best; the last reply has only 2)"
     assert [line.split()[0] for line in lines] == ["1.", "2."]
     chat.feed("/set nbest=1")
     chat.feed("hello")
-    assert chat.feed("/nbest 5") == ["(the 5 best; the last reply was asked for with 1)"]
+    assert chat.feed("/nbest 5") == ["(the 5 best; the last reply has only 1)"]
 
 
 def test_help_lists_every_command_and_show_the_context() -> None:
@@ -213,6 +214,20 @@ def test_set_changes_any_setting_of_decoding() -> None:
     again = " ".join(line for line in listed if not line.endswith("="))  # others are not set
     assert "require=[]" in again
     assert chat.feed(f"/set {again}") == ["(as it was)"]
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ('forbid=["see x=1", "a  b"] nbest = 3', ['forbid=["see x=1", "a  b"]', "nbest=3"]),
+        ("begin=x = y decode.beam = 4", ["begin=x = y", "decode.beam=4"]),
+        ('begin = "so = this is"  nbset=4', ['begin="so = this is"', "nbset=4"]),
+        ("require=[\"a] b\", 'c'] seed=2", ["require=[\"a] b\", 'c']", "seed=2"]),
+        ("nonsense beam=2", ["nonsense beam=2"]),
+    ],
+)
+def test_values_keep_their_blanks_and_equals_signs(line: str, settings: list[str]) -> None:
+    assert split_settings(line) == settings
 
 
 def test_a_single_reply_is_not_numbered() -> None:

@@ -43,6 +43,19 @@ def test_a_saved_conversation_is_json_lines(in_tmp: Path) -> None:
     assert len(records[3]["hypotheses"]) == records[3]["decode"]["nbest"] == 2
 
 
+def test_a_conversation_with_an_ensemble_is_saved_and_loaded(in_tmp: Path) -> None:
+    """It has no step, and neither has an average; a run of an older version has no hash of its weights."""
+    source = Source(run="runs/a + runs/b", checkpoint="best", step=None, weights=None)
+    chat = Repl(Conversation(ToyResponder(), source=source))
+    chat.feed("hello")
+    for _ in range(2):
+        assert chat.feed("/save talk.jsonl") == ["(saved 2 utterances to talk.jsonl)"]
+    assert read_transcript(Path("talk.jsonl"))[0].model == source
+    again = conversation()
+    again.feed("/load talk.jsonl")
+    assert again.conversation.exchanges[0].said.text == "hello"
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [

@@ -287,6 +287,10 @@ def test_the_caption_has_only_keys_that_take_part(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", decode=sampled)
     b = write_run(tmp_path / "b", decode=sampled | {"beam": 3})
     assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method sample"
+    searched = {"method": "beam", "beam": 3, "nbest": 5}
+    write_run(a, decode=searched)
+    write_run(b, decode=searched | {"temperature": 0.7, "seed": 3})
+    assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method beam, beam 3"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -138,6 +138,23 @@ def test_the_comparison_of_candidates_can_be_ended(
 
     other = {"mmi_run": str(runs["one"])} if select == "mmi" else {}
     assert checks(select=select, candidates=6, **other) > checks() + 6, "one a text, not one a context"
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_bayes_risk_reorders_the_samples(
+    runs: dict[str, Path], corpus: Path, metric: Literal["bleu", "chrf"]
+) -> None:
+    model = TrainedModel.load(runs["forward"])
+    examples = list_examples(load_dialogs(str(corpus)))[:4]
+    drawn = DecodeConfig(method="sample", nbest=9, max_length=4)
+    chosen = drawn.model_copy(update={"select": "mbr", "candidates": 9, "nbest": 2, "mbr_metric": metric})
+    moved = False
+    for all_, best in zip(model.respond(examples, drawn), model.respond(examples, chosen), strict=True):
+        means = expected_similarities([model.codec.decode(h.tokens) for h in all_], similarity_of(metric))
+        expected = best_by(all_, means, 2)
+        assert best == expected
+        moved |= [h.tokens for h in expected] != [h.tokens for h in all_[:2]]
+    assert moved, "the best are not those drawn first"
 
 
 def test_bayes_risk_chooses_among_samples_and_is_evaluated(runs: dict[str, Path]) -> None:

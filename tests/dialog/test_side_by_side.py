@@ -13,7 +13,7 @@ from dialog.chat.repl import Repl
 from dialog.chat.transcript import Source
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
-from lm.errors import DivergenceError, StorageError
+from lm.errors import ConfigError, DivergenceError, StorageError
 from tests.support.toy_responder import ToyResponder
 
 
@@ -100,6 +100,24 @@ def test_a_failure_of_the_other_run_leaves_both_as_they_were(chat: Repl) -> None
     assert chat.feed("fail") == ["not finite"]
     assert not chat.conversation.exchanges
     assert chat.feed("so")[1] == f"softmax  {alone(Contrary(), ['so'])[0]}"
+
+
+def test_settings_that_the_other_run_cannot_follow_are_refused_with_its_name(
+    chat: Repl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require(self: ToyResponder, decode: DecodeConfig) -> None:
+        if decode.require:
+            raise ConfigError("decode.require 'w': not in the run's vocabulary")
+
+    monkeypatch.setattr(Contrary, "require", require)
+    message = "softmax: decode.require 'w': not in the run's vocabulary"
+    chat.feed("/compare softmax")
+    assert chat.feed('/set require=["w"]') == [message]
+    assert not chat.conversation.decode.require
+    chat.feed("/compare")
+    chat.feed('/set require=["w"]')
+    assert chat.feed("/compare softmax") == [message]
+    assert chat.beside is None
 
 
 def test_ctrl_c_ends_the_loading_of_the_other_run() -> None:

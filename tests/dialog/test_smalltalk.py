@@ -391,7 +391,10 @@ def test_default_sizes() -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(DataError, match=r"smalltalk:tset: no such split"):
         generate_dialogs("tset")
-    strange = Dialog("x\x1b[2J", "", tuple(say("A: the quark decays", "B: uh huh", "A: bye")))
-    assert log_prob(strange)[0] == -math.inf
+    begun = "B: hi this is rose", "A: hello rose i am jerry a journalist"
+    for place, possible in ("annapolis", True), ("massachusetts", False), ("a quark", False):
+        said = say(*begun, f"B: are you north of massachusetts or near {place}?", "A: bye")
+        strange = Dialog("x\x1b[2J", "", tuple(said))
+        assert (log_prob(strange)[2] > -math.inf) == possible
     with pytest.raises(DataError, match=r"^x\\x1b\[2J: not a dialog of the built-in corpus"):
         true_nll([strange])
