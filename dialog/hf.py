@@ -163,9 +163,7 @@ class HighrankDialogModel(ExportedModel):
         if labels is not None:
             if input_ids is None:
                 raise ValueError("labels need input_ids: give the contexts, which the loss encodes itself")
-            return Seq2SeqLMOutput(
-                loss=self._loss(self.batch(input_ids, attention_mask, token_type_ids, labels))
-            )
+            return Seq2SeqLMOutput(loss=self._loss(input_ids, attention_mask, token_type_ids, labels))
         if decoder_input_ids is None:
             raise ValueError("give decoder_input_ids for logits, or input_ids with labels for a loss")
         if past_key_values is not None:
@@ -195,12 +193,11 @@ class HighrankDialogModel(ExportedModel):
         exists = input_ids != marks.pad_token_id
         if attention_mask is not None:
             exists &= attention_mask.bool()
-        skipped = (IGNORED, marks.pad_token_id, marks.bos_token_id)
         items = []
         for row, tokens in enumerate(input_ids):
             kept = exists[row]
             floors = None if token_type_ids is None else token_type_ids[row][kept].tolist()
-            said = [] if labels is None else [word for word in labels[row].tolist() if word not in skipped]
+            said = [] if labels is None else labels[row][self._scored(labels[row])].tolist()
             response = (marks.bos_token_id, *(said or [marks.eos_token_id]))
             items.append(Item(*self._context(tokens[kept].tolist(), floors), response))
         return collate(items, marks.pad_token_id).to(input_ids.device)
@@ -239,9 +236,19 @@ class HighrankDialogModel(ExportedModel):
         state: RowState = self.model.begin(memory, source)
         return state
 
-    def _loss(self, batch: Batch) -> Tensor:
-        hidden, targets, rows = self.model.hidden(batch)
-        loss: Tensor = self.model.head.loss(hidden, targets, streams=rows)
+    def _scored(self, labels: Tensor) -> Tensor:
+        """True at labels that are tokens of a response."""
+        skipped = (IGNORED, self.config.pad_token_id, self.config.bos_token_id)
+        return ~torch.isin(labels, labels.new_tensor(skipped))
+
+    def _loss(self, contexts: Tensor, mask: Tensor | None, floors: Tensor | None, labels: Tensor) -> Tensor:
+        """Mean loss of a token, 0 if none is scored. Rows without any do not count as empty responses."""
+        rows = self._scored(labels).any(1)
+        if not rows.any():
+            return self.get_input_embeddings().weight.sum() * 0
+        mask, floors = (None if given is None else given[rows] for given in (mask, floors))
+        hidden, targets, streams = self.model.hidden(self.batch(contexts[rows], mask, floors, labels[rows]))
+        loss: Tensor = self.model.head.loss(hidden, targets, streams=streams)
         return loss / len(targets)
 
 

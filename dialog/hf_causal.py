@@ -113,7 +113,7 @@ class HighrankStreamModel(ExportedModel):
             marked = dropout(words + self.model.encoder.floor(floors), decoder.dropout, self.training)
             hidden, state = decoder.begin(marked, kept)
         cache: Any = StateCache(state, seen + steps) if use_cache is not False else None
-        return self.causal_output(hidden, labels, cache, logits_to_keep)
+        return self.causal_output(hidden, labels, attention_mask, cache, logits_to_keep)
 
     def floors(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """One at the responder's utterances in streams (B, T) whose speakers take turns, else zero."""

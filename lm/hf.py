@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from lm.heads.states import Layers
 from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import ExportedConfig, ExportedModel, StateCache, require_left_padding, tuples
+from lm.huggingface.pieces import own_id
 from lm.huggingface.starting import with_trunk
 from lm.language.config import LmConfig
 from lm.language.model import LanguageModel, pretrained_trunk
@@ -62,8 +63,8 @@ class HighrankLmConfig(ExportedConfig):
 
 def _end_of_text(trunk: Mapping[str, Any], vocabulary: Vocabulary) -> int:
     """Id of the token that ends a generated text: that of a pretrained model, or the one that begins it."""
-    end = trunk.get("eos_token_id")
-    return end if isinstance(end, int) and 0 <= end < len(vocabulary) else vocabulary.bos
+    end = own_id(trunk.get("eos_token_id"), len(vocabulary))
+    return vocabulary.bos if end is None else end
 
 
 class HighrankLanguageModel(ExportedModel):
@@ -117,7 +118,7 @@ class HighrankLanguageModel(ExportedModel):
         if use_cache is not False:
             seen = past_key_values.tokens if past_key_values else 0
             cache = StateCache(state, seen + input_ids.shape[1])
-        return self.causal_output(hidden, labels, cache, logits_to_keep)
+        return self.causal_output(hidden, labels, attention_mask, cache, logits_to_keep)
 
     def _read(
         self, tokens: Tensor, before: TrunkState | None, mask: Tensor | None

@@ -33,8 +33,12 @@ def decoding(request: Request, usual: DecodeConfig, longest: int = MAX_TOKENS) -
     """
     given: dict[str, Any] = {}
     if request.temperature == 0:
+        if request.decode.get("method", "beam") != "beam":
+            raise wrong_value("temperature", "0 is greedy search; leave it or decode.method out")
         own = {"beam", *(GREEDY.keys() - ONE_BEAM.keys())} & request.decode.keys()
         given |= ONE_BEAM if own else GREEDY
+        if "groups" in request.decode:
+            given = {name: value for name, value in given.items() if name not in ONE_GROUP}
     elif request.temperature is not None or _narrows(request.top_p, usual):
         given |= {"method": "sample", **ONE_GROUP}
         given |= {
@@ -84,7 +88,8 @@ def _fitting(decode: Mapping[str, Any], usual: DecodeConfig) -> dict[str, Any]:
     """Settings that give way to those of ``decode``: groups of beams, and the least length."""
     given: dict[str, Any] = {}
     beam, longest = decode.get("beam"), decode.get("max_length")
-    if decode.get("method") == "sample" or (type(beam) is int and beam % usual.groups):
+    uneven = type(beam) is int and "groups" not in decode and beam % usual.groups
+    if decode.get("method") == "sample" or uneven:
         given |= ONE_GROUP
     if type(longest) is int:
         given["min_length"] = min(usual.min_length, longest)

@@ -85,7 +85,7 @@ class HighrankForCausalLM(nn.Module):
         if labels is None:
             return CausalLMOutput(logits=self.head.log_probs(hidden))
         before = hidden[:, :-1].transpose(0, 1)  # (T, B, H), so that a stream has one mask of latent dropout
-        return CausalLMOutput(loss=mean_loss(self.head, before, labels))
+        return CausalLMOutput(loss=mean_loss(self.head, before, labels, attention_mask))
 
 
 @torch.no_grad()

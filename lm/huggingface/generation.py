@@ -84,25 +84,38 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
         return embedding
 
     def causal_output(
-        self, hidden: Layers, labels: Tensor | None, cache: Any, logits_to_keep: int
+        self,
+        hidden: Layers,
+        labels: Tensor | None,
+        mask: Tensor | None,
+        cache: Any,
+        logits_to_keep: int,
     ) -> CausalLMOutputWithPast:
-        """The mean loss of labels (B, T), or log-probabilities at the last positions of states (T, B, ·)."""
+        """The mean loss of labels (B, T), or log-probabilities at the last positions of states (T, B, ·).
+
+        ``mask`` (B, at least T) is zero at padding.
+        """
         head = self.model.head
         if labels is None:
             log_probs = head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
             return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
         before = self.for_head(hidden.map(lambda states: states[:-1]))
-        return CausalLMOutputWithPast(loss=mean_loss(head, before, labels), past_key_values=cache)
+        return CausalLMOutputWithPast(loss=mean_loss(head, before, labels, mask), past_key_values=cache)
 
     def for_head(self, hidden: Layers) -> Layers:
         """Hidden states (T, B, ·) in the shape for the head's own dropout."""
         return hidden
 
 
-def mean_loss(head: Head, before: States, labels: Tensor) -> Tensor:
-    """Mean loss of the labels (B, T) after the first that are scored, from the states before them."""
+def mean_loss(head: Head, before: States, labels: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean loss of the labels (B, T) after the first that are scored, from the states before them.
+
+    The first token after padding, where ``mask`` is zero, is not scored, as it is not where it is alone.
+    """
     targets = labels[:, 1:].T
     scored = targets != IGNORED
+    if mask is not None:
+        scored &= mask[:, -labels.shape[1] : -1].T.bool()
     return head.loss(before, targets.clamp(min=0), scored) / scored.sum().clamp(min=1)
 
 

@@ -44,7 +44,7 @@ def read_tokenizer(folder: Path, *, dialog: bool = False, chat: bool = False) ->
         if max(ids) >= size:
             raise ValueError(f"its ids go up to {max(ids):,}, but the model of {MODEL_CONFIG} has {size:,}")
         marks = [
-            _mark(tokenizer, settings[name]) if name in settings else _own_id(config.get(f"{name}_id"), size)
+            _mark(tokenizer, settings[name]) if name in settings else own_id(config.get(f"{name}_id"), size)
             for name in ("bos_token", "eos_token")
         ]
         ends = (
@@ -88,7 +88,7 @@ def _mark(tokenizer: Any, value: object) -> int | None:
     return index
 
 
-def _own_id(value: object, size: int) -> int | None:
+def own_id(value: object, size: int) -> int | None:
     """A special id of a model's config, the first of several; None if it is not one of ``size``."""
     first = value[0] if isinstance(value, list) and value else value
     return first if type(first) is int and 0 <= first < size else None

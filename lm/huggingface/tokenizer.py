@@ -139,9 +139,8 @@ def _spaces(kind: str) -> list[Any]:
     blank = {"char": r"[^\S\n]|[\x1c-\x1f]", "unigram": " "}.get(kind)
     if blank is None:
         return []
-    ends = normalizers.Replace(
-        Regex(f"^(?:{blank})+|(?:{blank})+$|(?:{blank})+(?=\n)|(?<=\n)(?:{blank})+"), ""
-    )
+    run = f"(?<!{blank})(?>(?:{blank})+)"  # from its first blank on, or the time grows with its square
+    ends = normalizers.Replace(Regex(f"^(?:{blank})+|{run}$|{run}(?=\n)|(?<=\n)(?:{blank})+"), "")
     return [ends, normalizers.Replace(Regex(f"(?:{blank})+"), SPACE if kind == "char" else " ")]
 
 

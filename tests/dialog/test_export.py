@@ -145,9 +145,13 @@ def test_losses_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, k
     with torch.no_grad():
         loss = model(**read(tokenizer, TALKS[:3]), labels=labels).loss
         nll = trained.model.nll(collate(items, trained.codec.vocabulary.pad))
+        ignored = torch.cat((labels, torch.full_like(labels[:1], -100)))
+        filled = model(**read(tokenizer, [*TALKS[:3], TALKS[0]]), labels=ignored).loss
+        nothing = model(**read(tokenizer, TALKS[:3]), labels=torch.full_like(labels, -100)).loss
     assert float(loss) == pytest.approx(
         float(nll.sum()) / sum(len(item.response) - 1 for item in items), rel=1e-5
     )
+    assert (float(filled), float(nothing)) == (pytest.approx(float(loss), rel=1e-5), 0.0)
     import_run(tmp_path / "exported", tmp_path / "back")
     assert run_row(tmp_path / "back")["state"] == "imported"
     ours, back = (TrainedModel.load(tmp_path / name).model.state_dict() for name in ("run", "back"))

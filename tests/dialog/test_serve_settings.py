@@ -69,6 +69,13 @@ def test_settings_of_the_run_give_way_to_those_of_a_request() -> None:
     assert decoding(parsed_chat(decode={"max_length": 3}), long).min_length == 3
     assert decoding(parsed_chat(decode={"beam": 4}), diverse).groups == 1
     assert decoding(parsed_chat(decode={"beam": 20}), diverse).groups == 5
+    found = decoding(parsed_chat(temperature=0, decode={"beam": 4, "groups": 2}), diverse)
+    assert (found.beam, found.groups, found.diversity) == (4, 2, 1.0)
+
+
+def test_a_greedy_sample_is_refused() -> None:
+    with pytest.raises(ApiError, match=r"^temperature: 0 is greedy search; leave it or decode.method out"):
+        decoding(parsed_chat(temperature=0, decode={"method": "sample"}), DecodeConfig(temperature=0.7))
 
 
 def test_the_replies_to_a_prompt_have_its_indices() -> None:

@@ -80,6 +80,19 @@ def test_scores_are_those_of_the_run_and_the_way_back_is_exact(tmp_path: Path, h
     assert all(torch.equal(back[name], ours[name]) for name in ours)
 
 
+def test_a_padded_batch_has_the_mean_loss_of_its_rows_alone(tmp_path: Path) -> None:
+    _, model, tokenizer = exported(tmp_path, kind="mos", components=2)
+    lines = sorted(text_of(4, seed=3).splitlines(), key=len)
+    batch = tokenizer(lines, padding=True, return_tensors="pt")
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    rows = [tokenizer(line, return_tensors="pt")["input_ids"] for line in lines]
+    assert len({row.shape[1] for row in rows}) > 1
+    with torch.no_grad():
+        nats = [float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows]
+        found = float(model(**batch, labels=labels).loss)
+    assert found == pytest.approx(sum(nats) / sum(row.shape[1] - 1 for row in rows), rel=1e-5)
+
+
 @pytest.mark.parametrize("beam", [4, 1])
 @pytest.mark.parametrize("trunk", [{}, {"cell": {"kind": "mogrifier", "rank": 2}}, LAYERS], ids=str)
 def test_beams_of_generate_find_what_ours_finds(tmp_path: Path, trunk: dict[str, Any], beam: int) -> None:
