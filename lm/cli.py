@@ -27,6 +27,7 @@ from lm.console.exchange import add_exchange
 from lm.console.options import (
     BadLineOption,
     Checkpoint,
+    FinetunedRun,
     Join,
     JsonFile,
     NewRun,
@@ -171,7 +172,7 @@ add_tune(app, "lm", LmConfig, require_used, _TRAIN, "ptb_small_mos --space ptb_s
 
 
 @app.command()
-def finetune(source: RunFolder, overrides: Overrides = None, run: NewRun = None) -> None:
+def finetune(source: RunFolder, overrides: Overrides = None, run: FinetunedRun = None) -> None:
     """Finetune the best weights of a run with averaged SGD until validation stalls, as a new run.
 
     Example: lm finetune runs/ptb_mos --set optim.lr=25

@@ -201,7 +201,8 @@ def new_app(description: str) -> typer.Typer:
         debug: Annotated[
             bool,
             typer.Option(
-                "--debug", help="Show the traceback of an error. All three may stand anywhere on the line."
+                "--debug",
+                help="Show the traceback of an error. Like the next two, it may stand anywhere on the line.",
             ),
         ] = False,
         markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,

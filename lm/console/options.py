@@ -113,9 +113,8 @@ OnePart = Annotated[
     ),
 ]
 Join = Annotated[bool, typer.Option("--join", help="Join the N parts in DIR.parts, and remove them.")]
-NewRun = Annotated[
-    Path | None, output_folder("Run folder; default: runs/<config name>, or RUN-finetuned.", "--run")
-]
+NewRun = Annotated[Path | None, output_folder("Run folder; default: runs/<config name>.", "--run")]
+FinetunedRun = Annotated[Path | None, output_folder("Run folder; default: RUN-finetuned.", "--run")]
 BadLineOption = Annotated[
     Literal["error", "skip"], typer.Option(help="error: stop at bad input. skip: drop and list it.")
 ]
