@@ -87,11 +87,12 @@ def main() -> None:
     if options.results:
         _publish(records, options)
     found = _ratios(records, options.malloc)
+    code = _check(found, console) if options.check else 0
     if options.store:
         stored = json.loads(STORED.read_text()) if STORED.exists() else {}
         STORED.write_text(json.dumps(stored | found, indent=1, sort_keys=True) + "\n")
     if options.check:
-        sys.exit(_check(found, console))
+        sys.exit(code)
 
 
 def _options() -> argparse.Namespace:
@@ -131,6 +132,8 @@ def _options() -> argparse.Namespace:
         names = [case.name for subject in options.subjects for case in SUBJECTS[subject].cases(UNKNOWN)]
         if not any(options.only in name for name in names):
             parser.error(f"--only: none of these has {options.only!r} in its name: {'; '.join(names)}")
+    if options.without and (options.store or options.check):
+        parser.error("--without: stored ratios are to the first variant; leave out --without")
     if options.threads is not None and options.threads < 1:
         parser.error("--threads: must be at least 1")
     if options.results and ("scale" not in options.subjects or options.only or options.without):

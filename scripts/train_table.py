@@ -322,6 +322,9 @@ def run_all(left: Sequence[Training], results: Results, jobs: int, machine: str)
                     except HighrankError as error:
                         code = error.exit_code
                         print(f"{training.name}: {error}", file=sys.stderr, flush=True)
+                    except Exception as error:  # such as a full disk under its log
+                        code = 1
+                        print(f"{training.name}: {error!r}", file=sys.stderr, flush=True)
         finally:
             runner.interrupt()
             pool.shutdown(cancel_futures=True)

@@ -274,7 +274,10 @@ def _require_working_folder() -> None:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal. Yields a callback with arguments (done, total)."""
+    """A progress bar on stderr, if that is a terminal. Yields a callback with arguments (done, total).
+
+    A smaller ``done``, or one after the end of a part, begins another part with a pace of its own.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -287,8 +290,10 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
     def progress(done: int, total: int) -> None:
         with deferred_signals():  # the bar has locks and a thread
-            if not bar.live.is_started:
+            shown = bar.tasks[0]
+            if not shown.visible or done < shown.completed:
                 bar.start()
+                bar.reset(task, begun=done)
             bar.update(task, completed=done, total=total, visible=done < total)
             if done >= total:
                 bar.stop()

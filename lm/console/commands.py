@@ -114,7 +114,8 @@ def add_check(app: typer.Typer, family: str) -> None:
     def check(run: RunFolder, json_file: JsonFile = None) -> None:
         """Verify every file of a run against its manifests. Print the state_sha256 of the last checkpoint.
 
-        Two runs have equal state_sha256 exactly when weights, optimiser and position are bit-identical.
+        Equal state_sha256 means bit-identical weights, optimiser, position, random generators and
+        validations. The length of the log counts, too.
         """
         from lm.runs.check import check_run
         from lm.runs.checkpoint import CheckpointStore

@@ -23,7 +23,7 @@ def curve_lines(points: list[CurvePoint], *, unicode: bool, columns: int = 79) -
     if width < len(updates) + 2:
         return []
     marks = [[" "] * width for _ in range(_HEIGHT)]
-    for step, value in points:
+    for step, value in [*points, (best_step, best)]:  # the best hides those beside it
         column = round((width - 1) * step / max(1, end))
         height = _share(value, low, high)
         sign = ("●" if unicode else "O") if (step, value) == (best_step, best) else ("•" if unicode else "*")

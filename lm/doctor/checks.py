@@ -160,8 +160,9 @@ def _folders() -> Iterator[Diagnosis]:
             remedy = "choose a folder that you may write to" if name != "temporary" else "set TMPDIR"
             if cannot_lock(error):
                 remedy = "choose a folder on another file system"
-            says = f"{name}: {getattr(error, 'strerror', None) or visible(error).partition('; ')[0]}"
-            yield Diagnosis("folders", "problem", private(says), remedy)
+            reason = visible(error).partition("; ")[0].rpartition(": ")[2]  # without the path
+            says = f"{name}: {getattr(error, 'strerror', None) or reason}"
+            yield Diagnosis("folders", "problem", says, remedy)
 
 
 def _locks(path: Path) -> bool:

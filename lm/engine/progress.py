@@ -118,11 +118,15 @@ class RichReporter:
 
 
 class TimeLeft(ProgressColumn):
-    """Time left at the mean pace so far; empty before the first step."""
+    """Time left at the mean pace so far; empty before the first step.
+
+    The field ``begun`` of a task is what was done when its time began.
+    """
 
     def render(self, task: Task) -> Text:
-        elapsed, done, total = task.elapsed, task.completed, task.total
-        left = elapsed * (total - done) / done if elapsed and done and total else None
+        elapsed, total = task.elapsed, task.total
+        done = task.completed - task.fields.get("begun", 0)
+        left = elapsed * (total - task.completed) / done if elapsed and done and total else None
         return Text("" if left is None else clock(left))
 
 

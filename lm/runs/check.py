@@ -32,16 +32,18 @@ from lm.runs.metrics_log import LOG_LOST
 from lm.runs.run import CORPUS
 from lm.text.prepared_folder import damaged_outputs
 
-_IMPORTED = "imported, so nothing is known to compare its files and its log with"
+_IMPORTED, _UNREADABLE = "imported", "no checkpoint can be read"
+_UNKNOWN = "so nothing is known to compare its files and its log with"
 
 
 @dataclass(frozen=True)
 class RunCheck:
     """Result of a check of a run.
 
-    ``step`` and ``state_sha256`` are those of the last commit, None if it is damaged. Hashes of two runs are
-    equal exactly when weights, optimiser and position are bit-identical. ``commits`` begin with the newest.
-    ``problems`` are one line each, and ``notes`` are harmless.
+    ``step`` and ``state_sha256`` are those of the last commit, None if it is damaged. Equal hashes mean
+    bit-identical weights, optimiser, position, random generators and validations; the length of the log
+    counts, too. ``commits`` begin with the newest. ``problems`` are one line each, and ``notes`` are
+    harmless.
     """
 
     step: int | None
@@ -77,7 +79,7 @@ def check_run(run: Path) -> RunCheck:
             )
     else:
         problems += _damages(run)
-        notes.append(f"{visible(run)}: {_IMPORTED}")
+        notes.append(f"{visible(run)}: {_IMPORTED if newest else _UNREADABLE}, {_UNKNOWN}")
     problems += damaged_records(run)
     if os.path.lexists(run / CORPUS):
         problems += damaged_outputs(run / CORPUS)

@@ -57,7 +57,7 @@ RECORD = "run"  # among the facts of a commit
 WITHOUT_EFFECT = frozenset(
     f"train.{key}" for key in ("checkpoint_every", "checkpoint_minutes", "exchange_minutes", "keep_last")
 ) | {"about", "extends", "data.test"}
-"""Keys that change no number of a training."""
+"""Keys that change no number of a training, unless it diverges: it then returns to its last checkpoint."""
 
 RESUMABLE = WITHOUT_EFFECT | {
     f"train.{key}"

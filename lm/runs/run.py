@@ -88,7 +88,8 @@ class Run:
         lock = _take_lock(folder)
         try:
             new = not _others(folder)
-            remove_leftovers(folder)
+            for name in ("", "evaluation", "analysis", "dynamic"):
+                remove_leftovers(folder / name)
             if _changed(folder / CONFIG, resolved, resumable_keys):
                 save_config(resolved, folder / CONFIG)
             return cls(folder, lock, resolved.config, resumable_keys, new=new)

@@ -17,6 +17,7 @@ from dialog.doctor import dialog_trial
 from lm.console.app import new_app, run_app
 from lm.doctor import checks, cli, probe
 from lm.doctor.checks import Diagnosis, careful, light_checks, private
+from lm.errors import StorageError
 from lm.heads.head import Head
 from lm.language.doctor import lm_trial
 from tests.support.command_lines import Outcome
@@ -121,6 +122,16 @@ def test_nothing_private_is_told(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) 
     told = json.dumps([asdict(one) for one in light_checks()])
     assert "anna-secret" not in told
     assert private(f"{home}/runs") == "~/runs"
+
+    def refuse(path: Path) -> NoReturn:
+        raise StorageError(f"{path}: no locks available; choose another folder")
+
+    elsewhere = in_tmp / "scratch" / "anna-secret"
+    elsewhere.mkdir(parents=True)
+    monkeypatch.setattr(checks, "temporary_folder", lambda: elsewhere)
+    monkeypatch.setattr(checks, "_locks", refuse)
+    found = list(checks._folders())
+    assert {one.says.partition(": ")[2] for one in found} == {"no locks available"}
 
 
 def test_locks_without_effect_are_a_problem(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

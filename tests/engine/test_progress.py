@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import lm.engine.progress
+from lm.console.app import counting
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, no_report
 from lm.engine.limits import goal_of
@@ -209,6 +210,33 @@ def test_the_time_left_of_a_loop_is_that_of_its_mean_pace() -> None:
     assert str(TimeLeft().render(progress.tasks[0])) == "0:00:11"
     now[0] = 178.0  # nothing has come since: it is slower than it seemed, and not at its end
     assert str(TimeLeft().render(progress.tasks[0])) == "0:00:22"
+
+
+def test_every_part_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that begins with what is done already, as a resumed sweep does."""
+    bars: list[Progress] = []
+
+    class Seen(Progress):
+        def __init__(self, *columns: Any, **options: Any) -> None:
+            super().__init__(*columns, get_time=lambda: now[0], **options)
+            bars.append(self)
+
+    monkeypatch.setattr("rich.progress.Progress", Seen)
+    now = [0.0]
+
+    def left() -> str:
+        return str(TimeLeft().render(bars[0].tasks[0]))
+
+    with counting("reading") as progress:
+        for done, seconds in ((0, 0.0), (4, 100.0), (0, 100.0), (2, 102.0)):
+            now[0] = seconds
+            progress(done, 4)
+        assert left() == "0:00:02"
+        progress(4, 4)
+        for done, seconds in ((70, 200.0), (80, 210.0)):
+            now[0] = seconds
+            progress(done, 100)
+        assert left() == "0:00:20"
 
 
 class Writer:

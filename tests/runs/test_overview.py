@@ -89,6 +89,8 @@ def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
         assert lines[8].rstrip().endswith("●" if unicode else "O")
         assert lines[-1].endswith("1,000 updates")
         assert max(map(len, lines)) <= 79
+    many = [(100 * number, 6.76 if number == 69 else 6.8) for number in range(1, 101)]
+    assert "●" in "".join(curve_lines(many, unicode=True)), "also beside others in one cell"
     assert curve_lines(points[:1], unicode=True) == []
     narrow = curve_lines(points, unicode=True, columns=24)
     assert max(map(len, narrow[1:])) <= 24

@@ -171,6 +171,8 @@ def test_a_kill_while_a_run_is_made_does_no_harm(tmp_path: Path) -> None:
 def test_opening_finishes_what_a_killed_writer_left(tmp_path: Path) -> None:
     open_run(tmp_path).close()
     (tmp_path / ".vocabulary.json.123.tmp").write_text("half")
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation/.test.json.123.tmp").write_text("half")
     (tmp_path / "checkpoints" / "step-00000009.tmp").mkdir(parents=True)
     open_run(tmp_path).close()
     assert not list(tmp_path.rglob("*.tmp"))

@@ -79,6 +79,11 @@ def test_a_run_without_a_record_opens_and_checks_but_does_not_go_on(run: Path, t
     result = check_run(run)
     assert result.problems == []
     assert "imported" in result.notes[0]
+    unreadable = run.with_name("unreadable")
+    shutil.copytree(run, unreadable)
+    for state in (unreadable / "checkpoints").glob("step-*/state.json"):
+        state.write_bytes(b"{")
+    assert "no checkpoint can be read" in check_run(unreadable).notes[0]
     (run / "checkpoints/best.json").write_text('{"steps":[99]}')
     assert "best.json" in check_run(run).problems[0], "pointers can be compared all the same"
     with pytest.raises(StorageError, match="no record of its run; train in a new --run folder"):

@@ -98,6 +98,7 @@ def test_the_check_names_what_got_slower(
     ("arguments", "reason"),
     [
         (["head", "--rounds", "1"], "at least 2"),
+        (["head", "--without", "naive", "--check"], "leave out --without"),
         (["scaling", "--picture", "x.svg"], "--memory"),
         (["head", "--memory", "--picture", "x.svg"], "scaling"),
     ],

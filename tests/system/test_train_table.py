@@ -8,7 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,24 @@ def test_a_failure_is_told_and_stops_no_other_training(table: Path) -> None:
     assert ended.stderr.endswith("(runs/two/softmax-1.log)\n")
     assert ended.stderr.count("\n") == 1
     assert [one["config"] for one in entries()] == ["smalltalk_mos"]
+
+
+def test_an_unexpected_error_stops_no_other_training(
+    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def training(name: str) -> Any:
+        def measured(machine: str) -> str:
+            if name == "a":
+                raise KeyError("share")
+            return machine
+
+        return SimpleNamespace(name=name, run=tmp_path / "runs" / name, commands=list, measured=measured)
+
+    added: list[str] = []
+    results = SimpleNamespace(path="results.json", add=added.append)
+    assert module.run_all([training(name) for name in "abc"], results, 1, "m") == 1
+    assert added == ["m", "m"]
+    assert capsys.readouterr().err == "a: KeyError('share')\n"
 
 
 @pytest.mark.slow
