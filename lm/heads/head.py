@@ -14,7 +14,7 @@ One class covers every kind. A row of ``HEADS`` names what a kind mixes, and its
     cpr                   the same, with parts that depend on the token: its most probable words, and words of
                           the text that is answered    (:mod:`lm.heads.cpr`)
 
-with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of V h (sigsoftmax for moss), with
+with contexts c_k = s · tanh(W_k h + b_k), or without tanh, and π = softmax of U h (sigsoftmax for moss), with
 a bias if ``prior_bias``.
 
 All computations stay in the log domain. There is no log(p + ε), which would cap the loss, falsify gradients
