@@ -201,8 +201,7 @@ def new_app(description: str) -> typer.Typer:
         debug: Annotated[
             bool,
             typer.Option(
-                "--debug",
-                help="Show the traceback of an error. Like the next two, it may stand anywhere on the line.",
+                "--debug", help="Show the traceback of an error. Like the next two, it may stand anywhere."
             ),
         ] = False,
         markdown: Annotated[bool, typer.Option("--markdown", help="Tables as Markdown.")] = False,
@@ -274,10 +273,7 @@ def _require_working_folder() -> None:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal. Yields a callback with arguments (done, total).
-
-    A smaller ``done``, or one after the end of a part, begins another part with a pace of its own.
-    """
+    """A progress bar on stderr, if that is a terminal. Yields a callback with arguments (done, total)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -290,8 +286,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
     def progress(done: int, total: int) -> None:
         with deferred_signals():  # the bar has locks and a thread
-            shown = bar.tasks[0]
-            if not shown.visible or done < shown.completed:
+            if not bar.tasks[0].visible or done < bar.tasks[0].completed:  # a part with a pace of its own
                 bar.start()
                 bar.reset(task, begun=done)
             bar.update(task, completed=done, total=total, visible=done < total)

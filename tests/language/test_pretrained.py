@@ -232,14 +232,14 @@ def test_the_example_of_the_page_begins_at_the_pretrained_model(
     Path("path/to").mkdir(parents=True)
     shutil.move("folder", "path/to/gpt2")
     tokenizer = ("--tokenizer", "hf:path/to/gpt2")
-    assert ending(main, "prepare", "text", "--out", "data/own", *tokenizer)[0] == 0
+    assert ending(main, "prepare", "text", "--out", "data/texts", *tokenizer)[0] == 0
     changes = [f"model.attention_span={SPAN}", "train.max_steps=1", "data.valid_streams=1"]
     options = [text for change in changes for text in ("--set", change)]
     code, _, error = ending(main, "train", "pretrained.toml", "--run", "run", *options)
     assert code == 0, error
     first = json.loads(Path("run/metrics.jsonl").read_text("utf-8").splitlines()[0])
     trained = TrainedLm.load(Path("run"))
-    tokens = torch.from_numpy(load_split("data/own/valid", trained.codec).ids().astype(np.int64))
+    tokens = torch.from_numpy(load_split("data/texts/valid", trained.codec).ids().astype(np.int64))
     theirs = AutoModelForCausalLM.from_pretrained("path/to/gpt2").eval()
     expected = blockwise(theirs, tokens, trained.codec.vocabulary.bos).mean()
     assert first["nll"] == pytest.approx(float(expected), rel=1e-5)
