@@ -197,7 +197,7 @@ class DialogConfig(Section):
     """A whole dialog run, as ``dialog train`` reads it."""
 
     family: ClassVar[str] = "dialog"
-    extends: str = Field("", description="parent config, relative to this file")
+    extends: str = Field("", description="parent config: a preset, or a file relative to this one")
     about: str = Field("", description="description in one line, shown by `dialog presets`")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -387,6 +387,7 @@ def main() -> None:
     require(options.machine, "name the machine with --machine TEXT")
     for training in left:
         training.require_same_config()
+    make_folder(results.path.absolute().parent)
     require_writable(results.path)
     sys.exit(run_all(left, results, options.jobs, options.machine))
 

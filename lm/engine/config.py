@@ -167,7 +167,9 @@ class TrainConfig(Section):
         " which a tied embedding is one",
     )
     checkpoint_every: int = Field(
-        0, ge=0, description="number of updates between checkpoints; 0 = only at validations"
+        0,
+        ge=0,
+        description="updates between checkpoints; 0 = only at validations and by checkpoint_minutes",
     )
     checkpoint_minutes: float = Field(5.0, ge=0, description="most minutes between checkpoints; 0 = no limit")
     keep_best: int = Field(1, ge=1, description="number of best checkpoints to keep")

@@ -221,7 +221,7 @@ class LmConfig(Section):
     """A whole language-model run, as ``lm train`` reads it."""
 
     family: ClassVar[str] = "lm"
-    extends: str = Field("", description="parent config, relative to this file")
+    extends: str = Field("", description="parent config: a preset, or a file relative to this one")
     about: str = Field("", description="description in one line, shown by `lm presets`")
     data: DataConfig = DataConfig()
     window: WindowConfig = WindowConfig()

@@ -187,6 +187,16 @@ def test_a_file_that_has_no_results_is_refused(module: ModuleType, table: Path, 
         module.Results(path, training.table).missing([training])
 
 
+def test_the_folder_of_the_results_is_made(
+    module: ModuleType, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train_table.py", str(table), "--results", "a/b.json", "--machine", "m"])
+    monkeypatch.setattr(module, "run_all", lambda left, *_: len(left))
+    with pytest.raises(SystemExit, match=r"^2$"):
+        module.main()
+    assert Path("a").is_dir()
+
+
 def test_those_that_add_at_the_same_time_lose_no_entry(
     module: ModuleType, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
