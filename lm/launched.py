@@ -1,11 +1,25 @@
-"""Place of this process among those that ``torchrun`` started, from its environment variables."""
+"""Processes of a command: how they are started, and this one's place among those of ``torchrun``."""
 
 import os
+import sys
+from pathlib import Path
 
 from lm.errors import ConfigError
 
 WORLD, RANK = "WORLD_SIZE", "RANK"
 _NEEDED = (RANK, WORLD, "MASTER_ADDR", "MASTER_PORT")
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line of a module in a new process, which imports nothing from the working folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """The environment of :func:`module_command`: the import path of this process, from any folder."""
+    ours, here = str(Path(__file__).resolve().parent.parent), os.getcwd()
+    others = (path for path in sys.path if os.path.isabs(path) and path not in (ours, here))
+    return os.environ | {"PYTHONPATH": os.pathsep.join([ours, *others])}
 
 
 def started_by_torchrun() -> bool:

@@ -35,6 +35,8 @@ def split_settings(text: str) -> list[str]:
 
     Blanks may stand around the equals sign of the first key, and of other keys of decoding.
     """
+    if len(text) > LONGEST_SETTING * len(_KEYS):
+        raise ConfigError(f"{text[:40]}…: no setting is longer than {LONGEST_SETTING} characters")
     begun = [
         found
         for found in _SETTING.finditer(text)

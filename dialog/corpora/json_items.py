@@ -71,7 +71,7 @@ def parse_objects(
     rest = chain([first], [second] if second else [], rest)
     if first[1].lstrip().startswith("[") and not (bare and is_list(first[1], second is not None)):
         text = whole_text(rest)
-        items = items_of(text, text.index("["), name, log, alone=True)
+        items = items_of(text, text.index("["), 1, name, log, alone=True)
         yield from _with_keys(((line, _named(item, bare)) for line, item in items), name, log, keys)
     elif is_json(first[1]):
         yield from parse_lines(rest, name, log, keys, bare=bare)
@@ -143,13 +143,13 @@ def whole_text(lines: Iterable[NumberedLine]) -> str:
 
 
 def items_of(
-    text: str, start: int, name: str, log: InputLog, *, alone: bool = False
+    text: str, start: int, line: int, name: str, log: InputLog, *, alone: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, item) for the JSON array whose bracket is at ``start``.
+    """Yield (line number, item) for the JSON array whose bracket is at ``start``, on ``line``.
 
     With ``alone``, text after the array is an error.
     """
-    decoder, at, line, counted = json.JSONDecoder(), start + 1, 1, 0
+    decoder, at, counted = json.JSONDecoder(), start + 1, start
     while True:
         at = _NEXT.match(text, at).end()  # type: ignore[union-attr]  # always matches
         line, counted = line + text.count("\n", counted, at), at

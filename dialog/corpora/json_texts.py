@@ -117,16 +117,18 @@ def _read_export(
 ) -> list[Dialog]:
     text = whole_text(lines)
     dialogs: list[Dialog] = []
-    chat = _MESSAGES.search(text)
+    chat, line, counted = _MESSAGES.search(text), 1, 0
     if chat is None:
         log.bad(name, 1, "no list of messages", "export the chat as JSON, not as HTML")
     while chat:
-        items = items_of(text, chat.end() - 1, name, log)
+        start = chat.end() - 1
+        line, counted = line + text.count("\n", counted, start), start
+        items = items_of(text, start, line, name, log)
         messages = _sent(items, name, log, fields)
         if not in_order:
             messages = by_time(messages)
         dialogs += split_at_pauses(messages, name, log, first=len(dialogs))
-        chat = _MESSAGES.search(text, chat.end())
+        chat = _MESSAGES.search(text, start + 1)
     return dialogs
 
 
@@ -150,7 +152,7 @@ def _sent(
             continue
         try:
             time = without_zone(datetime.fromisoformat(sent.time))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             log.bad(name, line, "no date", "export the chat again", excerpt=json.dumps(sent.time))
             continue
         shared = sent.speaker and len(ids[str(sent.speaker)]) > 1

@@ -103,8 +103,8 @@ def _text(topic: Any) -> str:
 
 
 def default_id(name: str, number: int) -> str:
-    """Id for a dialog without one."""
-    return f"{PurePath(name).stem}:{number}"
+    """Id for a dialog without one: the stem of its file, in which bytes that are no UTF-8 are escaped."""
+    return f"{PurePath(name).stem.encode(errors='backslashreplace').decode()}:{number}"
 
 
 def distinct(made: Iterable[tuple[int, Dialog | None]], name: str, log: InputLog) -> list[Dialog]:

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from operator import attrgetter
-from pathlib import PurePath
 from typing import NamedTuple
 
 from dialog.corpora.formats import PAUSE
-from dialog.corpora.readers import RawUtterance, make_dialog
+from dialog.corpora.readers import RawUtterance, default_id, make_dialog
 from dialog.utterance import Dialog
 from lm.text.lines import InputLog
 
@@ -166,7 +165,7 @@ def split_at_pauses(
         if len(turns) < 2:
             log.drop(name, turns[0].line, "single message between long pauses", str(turns[0].text))
             continue
-        id = f"{PurePath(name).stem}:{first + len(dialogs)}"
+        id = default_id(name, first + len(dialogs))
         dialog = make_dialog(name, turns[0].line, id, "", turns, log)
         if dialog is not None:
             dialogs.append(dialog)

@@ -124,9 +124,17 @@ def _named_rows(
 def read_parquet(path: Path, options: ReadOptions, log: InputLog) -> list[Dialog]:
     """Read the dialogs of a parquet file. Raises DataError if it is damaged or lacks a column."""
     with _open_parquet(path) as file:
-        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-        columns = file.schema_arrow.names
+        batches = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        rows, columns = _convertible(batches, str(path)), file.schema_arrow.names
         return _read_rows(enumerate(rows, 1), str(path), path.stem, options, log, columns)
+
+
+def _convertible(rows: Iterable[TableRow], place: str) -> Iterator[TableRow]:
+    """Rows of a table. Raises DataError for a value that Python cannot hold, as of text that is no UTF-8."""
+    try:
+        yield from rows
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{place}: a value cannot be read ({brief(error)}); write it again") from error
 
 
 @contextmanager
@@ -175,7 +183,8 @@ def read_dataset(source: str, options: ReadOptions, log: InputLog) -> dict[str, 
             log.drop(f"{source}:{part}", 0, "split other than train, valid and test")
             continue
         place, columns = f"{source}:{part}", table.column_names
-        splits[split] = _read_rows(enumerate(table, 1), place, split or "dialog", options, log, columns)
+        rows = enumerate(_convertible(table, place), 1)
+        splits[split] = _read_rows(rows, place, split or "dialog", options, log, columns)
     if not splits:
         raise DataError(f"{source}: found the splits {', '.join(parts)}; expected train, valid, test")
     return splits

@@ -22,6 +22,7 @@ from dialog.utterance import Dialog
 from lm.config.named_data import SPLITS
 from lm.disk.regular import open_regular
 from lm.errors import DataError
+from lm.launched import module_command, module_environment
 from lm.text.lines import InputLog
 
 MAX_PICKLE = 1 << 30  # bytes
@@ -50,9 +51,10 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         if size > MAX_PICKLE:
             raise DataError(f"{path}: larger than {MAX_PICKLE >> 30} GiB; convert it to JSONL")
         memory, seconds = _limits(size)
-        command = [sys.executable, "-P", "-m", "dialog.corpora.unpickle", str(memory), str(seconds)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_path())}
-        done = subprocess.run(command, stdin=stream, capture_output=True, env=environment, check=False)
+        command = module_command("dialog.corpora.unpickle", str(memory), str(seconds))
+        done = subprocess.run(
+            command, stdin=stream, capture_output=True, env=module_environment(), check=False
+        )
     if done.returncode == _REFUSED:
         raise DataError(f"{path}: refused: {done.stderr.decode(errors='replace')}; use the JSONL release")
     if done.returncode:
@@ -71,12 +73,6 @@ def read_pickle(path: Path, log: InputLog) -> dict[str, list[Dialog]]:
         for split, values in splits.items()
         if values
     }
-
-
-def _import_path() -> list[str]:
-    """Import path of the child, without the working folder, which may contain unpacked data."""
-    ours = str(Path(__file__).resolve().parent.parent.parent)
-    return [ours, *(path for path in sys.path if os.path.isabs(path) and path not in (ours, os.getcwd()))]
 
 
 def _limits(size: int) -> tuple[int, int]:

@@ -45,8 +45,10 @@ class NewFolder:
     def exclusive(self) -> Iterator[None]:
         """Context manager: lock the place against other processes, and restore it after a killed one.
 
-        Raises StorageError at once if another process is writing.
+        Raises StorageError at once if another process is writing, and ConfigError for the working folder.
         """
+        inside = Path(os.getcwd()).is_relative_to(os.path.realpath(self._final))
+        require(not inside, f"{visible(self._path)}: you are in this folder; choose another one")
         make_folder(self._final.parent)
         refusal = f"{visible(self._path)}: another `{self._command}` is writing it; wait for it"
         with exclusive(self._lock, refusal):

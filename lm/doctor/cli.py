@@ -1,9 +1,7 @@
 """The command ``doctor`` of both command-line programs."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +13,7 @@ from lm.console.options import JsonFile
 from lm.console.tables import Table
 from lm.doctor.checks import Diagnosis, light_checks, private
 from lm.errors import visible
+from lm.launched import module_command, module_environment
 
 UNWELL = 8  # exit code if a check found a problem
 PROBE_SECONDS = 120  # that the process with torch may take
@@ -53,11 +52,11 @@ def _row(line: str) -> dict[str, Any]:
 
 def _probed(module: str) -> Iterator[Diagnosis]:
     """Findings of the process with torch, and one about its end if it did not finish."""
-    environment = os.environ | {"PYTHONFAULTHANDLER": ""}
+    environment = module_environment() | {"PYTHONFAULTHANDLER": ""}
     again = "file an issue with this report"
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", module],
+            module_command(module),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROBE_SECONDS,

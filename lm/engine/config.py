@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lm.config.section import MAX_SEED, Owner, Section, Size
+from lm.config.section import MAX_SEED, Above, Owner, Section, Size
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -118,6 +118,10 @@ class OptimConfig(Section):
 
 class TrainConfig(Section):
     """Training: limits, validation, checkpoints, precision and device."""
+
+    readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
+        "shards": {"reduction": Owner("--set train.shards=2, or more", Above(1))}
+    }
 
     seed: int = Field(1, ge=0, le=MAX_SEED, description="seed of initialisation, data order and dropout")
     max_steps: int = Field(0, ge=0, description="number of updates to stop after; 0 = no limit")

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from lm.disk.storage import JSON
+from lm.errors import require
 from lm.launched import whole_number
 
 ASKED = 0.5  # seconds between two questions about an alert
@@ -25,6 +26,7 @@ class Board:
 
         self._rank, self._size, self._asked = rank, size, 0.0
         host, port = os.environ["MASTER_ADDR"], whole_number("MASTER_PORT")
+        require(port < 1 << 16, f"MASTER_PORT = {port}: not a port; start several processes by torchrun")
         master = rank == 0 and not hosted()
         store = TCPStore(host, port, size, is_master=master, timeout=timeout, wait_for_workers=False)
         self.store = PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

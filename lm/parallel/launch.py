@@ -3,13 +3,12 @@
 import logging
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Sequence
 
 from lm.ending import again
 from lm.errors import ConfigError, Interrupted, WorkerError
-from lm.launched import started_by_torchrun
+from lm.launched import module_command, module_environment, started_by_torchrun
 from lm.machine import usable_processors
 from lm.stop import SIGNALS
 
@@ -29,6 +28,8 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.ERROR)  # each process says what it has to
+    command = module_command(package, *arguments)
+    os.environ |= module_environment()
     threads = max(1, usable_processors() // processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config = LaunchConfig(
@@ -45,7 +46,7 @@ def launched(package: str, arguments: Sequence[str], processes: int) -> int:
     if hasattr(config, "shutdown_timeout"):  # of torch 2.13: a validation or a checkpoint may take minutes
         config.shutdown_timeout = SHUTDOWN_SECONDS
     try:
-        elastic_launch(config, sys.executable)("-m", package, *arguments)
+        elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         ends = sorted((failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items())
         return exit_code([(rank, code) for _, rank, code in ends])

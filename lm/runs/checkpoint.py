@@ -212,7 +212,7 @@ class CheckpointStore:
     def weights(self, which: str) -> dict[str, "Tensor"]:
         """Weights for inference: ``last``, ``best``, ``step-N`` or ``average-best``, a mean of the k best."""
         if which != AVERAGE:
-            return self.open(which).inference_tensors()
+            return self.undisturbed(lambda: self._opened(which).inference_tensors())
         return self.undisturbed(self._average)
 
     def _average(self) -> dict[str, "Tensor"]:

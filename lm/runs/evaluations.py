@@ -7,6 +7,7 @@ use of components, and the command. ``sha256`` is the hash of the rest.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -203,7 +204,7 @@ def _file_stem(name: str) -> str:
 
 def hashed_end(text: str, kept: str) -> str:
     """The ``kept`` beginning of a text, and a hash of all of it."""
-    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{kept}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"
 
 
 def load_evaluation(

@@ -75,8 +75,8 @@ def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
             record = json.loads(line)
             if record["split"] == split and record["nll"] is not None:
                 found[int(record["step"])] = perplexity(float(record["nll"]))
-        except (ValueError, KeyError, TypeError):  # a torn or foreign line is not a point of the curve
-            continue
+        except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
+            continue  # a torn or foreign line is not a point of the curve
     return sorted(found.items())
 
 
@@ -121,5 +121,5 @@ def _ending(run: Path) -> str:
     lines = read_file(path, limit=_LOG_LIMIT).splitlines() if path.is_file() else []
     try:
         return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""

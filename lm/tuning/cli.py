@@ -10,7 +10,7 @@ import typer
 
 from lm.config.load import C, family_of, load_config
 from lm.config.places import DEFAULT_RUNS
-from lm.config.write import config_text
+from lm.config.write import config_text, literal
 from lm.console.app import check_data, show, write_result
 from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
 from lm.console.pictures import require_format
@@ -86,7 +86,8 @@ def add_tune(
             parameters = load_space(space, base, schema, family=family)
             require_libraries("tune", "tune", "optuna")
             require_used(base.config, overrides or ())
-            config_text(base.config)  # best.toml could not hold what this refuses
+            config_text(base.config)  # best.toml could not hold what these refuse
+            literal(config)
             from lm.tuning.search import SearchPlan
 
             plan = SearchPlan(config, base, parameters, sampler, seed, prune)

@@ -228,6 +228,7 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
         (["optim.average=none", "optim.ema_decay=0.9"], "has no effect with optim.average = none"),
         (["optim.schedule=constant", "optim.decay_steps=9"], "optim.decay_steps: has no effect with"),
         (["window.random=false", "window.spread=3.0"], "or choose --set window.random=true"),
+        (["train.reduction=fast"], "train.reduction: has no effect with train.shards = 1; leave it out"),
         (["window.jitter=3"], "window.jitter: has no effect with window.order = streams"),
         (["head.prior_penalty_of=streams"], "with head.prior_penalty = 0.0; leave it out, or choose a head."),
         (

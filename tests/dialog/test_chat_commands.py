@@ -9,6 +9,7 @@ from dialog.chat.conversation import Conversation
 from dialog.chat.repl import COMMANDS, Repl
 from dialog.chat.settings import split_settings
 from dialog.trained import TrainedModel
+from lm.errors import ConfigError
 from tests.support.toy_chat import conversation
 from tests.support.toy_responder import ToyResponder
 
@@ -228,6 +229,11 @@ def test_set_changes_any_setting_of_decoding() -> None:
 )
 def test_values_keep_their_blanks_and_equals_signs(line: str, settings: list[str]) -> None:
     assert split_settings(line) == settings
+
+
+def test_a_line_of_brackets_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"^\[{40}…: no setting is longer than 200 characters$"):
+        split_settings("[" * 100_000)
 
 
 def test_a_single_reply_is_not_numbered() -> None:

@@ -6,6 +6,8 @@ import random
 import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -106,6 +108,28 @@ def test_bad_input_is_named_with_its_place(
     found = refusal(write(tmp_path, name, content))
     assert re.search(message, found), found
     assert "; " in found, "a remedy"
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xe9")),
+        pa.array([2**62, 0], pa.timestamp("us")),
+    ],
+    ids=["latin-1", "years"],
+)
+def test_a_value_that_python_cannot_hold_is_named_with_its_file(column: pa.Array, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"speaker": ["A", "B"], "text": ["hello", "hi"], "more": column}), path)
+    assert re.search(r"x\.parquet: a value cannot be read \(.*; write it again", refusal(str(path)))
+
+
+def test_a_file_name_that_is_no_utf8_gives_ids_that_are(tmp_path: Path) -> None:
+    for name in (b"caf\xe9.jsonl", b"caf\xe9.txt"):
+        path = tmp_path / os.fsdecode(name)
+        path.write_text("A: hello\nB: hi\n" if name.endswith(b"txt") else f"{json.dumps(['hello', 'hi'])}\n")
+        (dialogs,) = read_source(str(path), ReadOptions(), InputLog()).values()
+        assert [dialog.id for dialog in dialogs] == ["caf\\udce9:0"]
 
 
 @pytest.mark.parametrize(("good", "skips"), [(9, True), (0, False)])

@@ -48,6 +48,9 @@ def test_the_lines_of_a_document_are_those_of_its_items(tmp_path: Path) -> None:
     line = text[: text.index('"never"')].count("\n") + 1
     found = refusal(write(tmp_path, "result.json", text))
     assert f"result.json:{line - 3}: no date" in found, "where the message begins"
+    text = json.dumps({"chats": {"list": [telegram("yes", "no"), one, telegram("a", "b")]}}, indent=1)
+    line = text[: text.index('"never"')].count("\n") + 1
+    assert f"result.json:{line - 3}: no date" in refusal(write(tmp_path, "result.json", text))
 
 
 def test_two_speakers_of_one_name_in_telegram_stay_two(tmp_path: Path) -> None:
@@ -99,8 +102,10 @@ def test_a_channel_of_discord(indent: int | None, tmp_path: Path) -> None:
     chat["messages"][3]["author"]["id"] = "u7"
     dialogs, _ = read(write(tmp_path, "beans.json", json.dumps(chat, indent=indent)))
     assert said(dialogs)[0] == ["tom (u7): hi", "lea: bye"]
-    chat["messages"][3]["timestamp"] = None
-    assert "no date (null)" in refusal(write(tmp_path, "beans.json", json.dumps(chat, indent=indent)))
+    for time in (None, "9999-12-31T23:59:59-05:00"):
+        chat["messages"][3]["timestamp"] = time
+        found = refusal(write(tmp_path, "beans.json", json.dumps(chat, indent=indent)))
+        assert f"no date ({json.dumps(time)})" in found
 
 
 def test_a_clock_that_is_set_back_moves_nothing_in_telegram(tmp_path: Path) -> None:

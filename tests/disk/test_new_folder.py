@@ -72,3 +72,14 @@ def test_a_folder_beside_another_has_its_name(in_tmp: Path, folder: str, expecte
         beside(Path("/"), ".parts")
     with pytest.raises(ConfigError, match=r"^/: has no name of its own"):
         NewFolder(Path("/"), "lm prepare")
+
+
+@pytest.mark.parametrize("folder", [".", "..", "../here", "../link"])
+def test_the_working_folder_is_not_replaced(in_tmp: Path, folder: str) -> None:
+    (in_tmp / "here").mkdir()
+    (in_tmp / "link").symlink_to("here")
+    os.chdir(in_tmp / "here")
+    with pytest.raises(ConfigError, match=r"you are in this folder; choose another one$"):
+        publish(Path(folder), b"new")
+    assert sorted(path.name for path in in_tmp.iterdir()) == ["here", "link"]
+    publish(Path("../other"), b"new")

@@ -43,8 +43,10 @@ def module(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str
     """Writes a module for the doctor's process, and returns its name."""
 
     def write(code: str) -> str:
-        (in_tmp / "patient.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", f"{in_tmp}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        folder = in_tmp / "modules"
+        folder.mkdir()
+        (folder / "patient.py").write_text(code)
+        monkeypatch.syspath_prepend(folder)
         return "patient"
 
     return write

@@ -1,5 +1,8 @@
 """Errors of one process among several: every rank ends, and one prints."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 from lm.ending import report
 from lm.engine.sharded import require_equal_weights
 from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, WorkerError
+from lm.launched import module_command, module_environment
 from lm.parallel.group import Group, process_group
 from lm.parallel.launch import exit_code, without_option
 from tests.support.ranks import together
@@ -108,6 +112,25 @@ def test_an_environment_of_other_text_than_numbers_is_refused(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"{name} = '{value}': not a whole number"), process_group(1.0):
         pass
+
+
+def test_a_port_that_no_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "70000",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"^MASTER_PORT = 70000: not a port"), process_group(1.0):
+        pass
+
+
+def test_a_process_of_ours_imports_nothing_from_the_working_folder(in_tmp: Path) -> None:
+    for name in ("lm.py", "typer.py"):
+        (in_tmp / name).write_text("raise SystemExit(9)")
+    ended = subprocess.run(module_command("lm", "--version"), env=module_environment(), check=False)
+    assert ended.returncode == 0
 
 
 def test_an_option_is_left_out_however_often_it_is_given() -> None:

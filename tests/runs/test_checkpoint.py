@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import pytest
 import torch
 
 from lm.errors import ConfigError, StorageError
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.commit import _require_memory, average_tensors
+from lm.runs.commit import Commit, _require_memory, average_tensors
 from tests.support.tiny_store import flip, groups_of, holds, one_line, save
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -217,6 +218,25 @@ def test_a_reader_sees_the_commits_of_a_training_that_goes_on(
         found = read(store)
     assert moved
     assert found == read(store)
+
+
+def test_weights_that_are_pruned_while_they_are_read_are_read_anew(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.point("best", [1])
+    read = Commit.inference_tensors
+
+    def late(commit: Commit) -> Any:
+        if commit.step == 1:
+            save(store, 3)
+            store.point("best", [3])
+            store.prune([3])
+        return read(commit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Commit, "inference_tensors", late)
+        found = store.weights("best")
+    assert torch.equal(found["bias"], store.weights("step-3")["bias"])
 
 
 def test_prune_deletes_only_after_verifying_what_stays(store: CheckpointStore) -> None:

@@ -27,6 +27,10 @@ def test_a_name_is_a_part_of_a_file_name(text: str) -> None:
         assert re.fullmatch(r"[\w.+-]+", name), name
 
 
+def test_a_name_that_is_no_utf8_is_a_part_of_a_file_name_too() -> None:
+    assert re.fullmatch(r"with-caf-[0-9a-f]{8}", setting_slug("with-caf\udce9"))
+
+
 def test_values_keep_their_form() -> None:
     values = (1e9, 1e-9, 5e-05, 0.002, 2.0)
     forms = ["1000000000.0", "1e-09", "5e-05", "0.002", "2.0"]

@@ -76,6 +76,19 @@ def test_a_damaged_run_is_listed_as_such(tmp_path: Path, name: str, text: str) -
     assert state(tmp_path / "run").startswith("damaged: ")
 
 
+@pytest.mark.parametrize(
+    "line", ['{"split": "valid", "nll": 1.0, "step": Infinity}', "[" * 100_000, "1e", "5"]
+)
+def test_a_damaged_line_of_a_log_is_no_point_and_no_ending(tmp_path: Path, line: str) -> None:
+    train(tmp_path, LIMITS)
+    curve = learning_curve(tmp_path)
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        with (tmp_path / name).open("a") as log:
+            log.write(f"{line}\n")
+    assert learning_curve(tmp_path) == curve
+    assert state(tmp_path) == "interrupted", "a sitting without its last line was killed"
+
+
 def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
     points = [(250, 200.0), (500, 80.0), (750, 55.7), (1000, 90.0)]
     for unicode in (True, False):

@@ -90,6 +90,7 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
             "s.toml:2: optim.lr is both in the space and in --set",
         ),
         (("--space", "s.toml", "--set", "train.max_steps=0"), "training would never end"),
+        (("--space", "s.toml", "--minutes", "nan"), "--minutes: must be at least 0, got nan"),
         (("--space", "s.toml", "--workers", "100000"), "--workers 100000: too many for"),
         (
             ("--space", "s.toml", "--set", "optim.plateau_factor=0.3"),
@@ -114,6 +115,10 @@ def test_a_missing_text_leaves_nothing(lm: Callable[..., Outcome], in_tmp: Path)
 def test_a_text_that_the_best_config_could_not_name_is_refused(
     lm: Callable[..., Outcome], in_tmp: Path
 ) -> None:
+    config = os.fsdecode(b"bad\xe9.toml")
+    Path(config).write_bytes((in_tmp / "tiny.toml").read_bytes())
+    code, _, err = lm("tune", config, "--space", "s.toml", "--out", "runs")
+    assert (code, "not UTF-8, which TOML needs; rename the file" in err) == (2, True), err
     name = os.fsdecode(b"bad\xe9.txt")
     Path(name).write_bytes((in_tmp / "text.txt").read_bytes())
     code, _, err = lm("tune", "tiny.toml", "--space", "s.toml", "--set", f"data.train={name}")
