@@ -45,11 +45,12 @@ def require_output(output: Path | None, inputs: Iterable[str | Path | None]) -> 
 
 
 def require_foreign(path: Path) -> None:
-    """Raise ConfigError for a file that is part of a run or a prepared corpus."""
+    """Raise ConfigError for a file that is part of a run or a prepared corpus, or new in a folder of it."""
     real = Path(os.path.realpath(path))
     for folder in real.parents[:3]:
         is_ours = any(os.path.isfile(folder / name) for name in ("config.json", "manifest.json"))
-        if is_ours and real.relative_to(folder).parts[0] in _PARTS and os.path.lexists(path):
+        part, *within = real.relative_to(folder).parts
+        if is_ours and part in _PARTS and (within or os.path.lexists(path)):
             raise ConfigError(f"{path}: belongs to {folder}; write to another file")
 
 

@@ -122,7 +122,7 @@ def test_what_a_run_or_a_corpus_consists_of_is_no_place_for_a_result(tmp_path: P
     for part in (*parts, "mine.json"):
         (tmp_path / part).write_text("{}")
     (tmp_path / "link.json").symlink_to("vocabulary.json")
-    for part in (*parts, "link.json"):
+    for part in (*parts, "link.json", "evaluation/mine.json"):
         with pytest.raises(ConfigError, match=r"belongs to .*; write to another file"):
             require_foreign(tmp_path / part)
     require_foreign(tmp_path / "mine.json")
