@@ -47,7 +47,6 @@ KEYS = [
     for key in known_keys(schema)
     if key != "extends"
 ]
-SIZES = ("small = 7", "[data]\nvocab_size = 50")
 
 
 def seconds_of(action: Callable[[], object]) -> float:

@@ -14,7 +14,8 @@ from dialog.corpora.prepared import read_split, write_split
 from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
 from lm.text.prepared_folder import Prepared
-from tests.support.talk_source import contents, corpus, everything, source_file
+from tests.support.outcomes import files_below
+from tests.support.talk_source import corpus, everything, source_file
 
 DEFAULTS = PrepareOptions()
 
@@ -86,7 +87,7 @@ def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
         return prepare(source, out, options)
 
     assert not again().unchanged
-    first = contents(out)
+    first = files_below(out)
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     second = again()
     assert second.unchanged
@@ -96,11 +97,11 @@ def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
     assert not again(PrepareOptions(seed=5)).unchanged
     assert again(PrepareOptions(seed=5)).unchanged
     assert not again().unchanged
-    assert contents(out) == first, "the same input and options give the same bytes"
+    assert files_below(out) == first, "the same input and options give the same bytes"
 
     source_file(tmp_path, corpus(30).replace("beans", "peas", 1))
     assert not again().unchanged
-    assert contents(out) != first
+    assert files_below(out) != first
     source_file(tmp_path, corpus(30))
     again()
     for path in (out / "train/data-00000-of-00001.arrow", out / "report.json"):
@@ -108,7 +109,7 @@ def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
         assert not again().unchanged
     (out / "test/state.json").unlink()
     assert not again().unchanged
-    assert contents(out) == first
+    assert files_below(out) == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "talk.tsv"], "nothing is left behind"
 
 

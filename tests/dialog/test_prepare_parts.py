@@ -14,7 +14,8 @@ from dialog.corpora.prepare import PrepareOptions, preparation, prepare
 from lm.errors import DataError, StorageError
 from lm.text.parts import PartOf
 from lm.text.prepared_parts import join_parts, prepare_part
-from tests.support.talk_source import contents, corpus
+from tests.support.outcomes import files_below
+from tests.support.talk_source import corpus
 
 SKIP = PrepareOptions(on_bad_line="skip")
 TURNS = [["A", "is it wet in the fen?"], ["B", "crème 中"]]
@@ -51,7 +52,7 @@ def test_objects_are_cut_at_line_ends(
     source.write_text(end.join(shown), encoding="utf-8", newline="")
     prepare(str(source), base / "whole", SKIP)
     in_parts(str(source), base / "out", count, SKIP)
-    assert contents(base / "out") == contents(base / "whole")
+    assert files_below(base / "out") == files_below(base / "whole")
     assert sorted(path.name for path in base.iterdir()) == ["out", "talk.jsonl", "whole"]
 
 
@@ -93,7 +94,7 @@ def test_other_formats_are_cut_by_file_or_not_at_all(name: str, tmp_path: Path) 
     options = PrepareOptions(read, on_bad_line="skip")
     prepare(str(tmp_path / name), tmp_path / "whole", options)
     in_parts(str(tmp_path / name), tmp_path / "out", 3, options)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert files_below(tmp_path / "out") == files_below(tmp_path / "whole")
 
 
 def test_processes_and_splits_of_several_files(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_processes_and_splits_of_several_files(tmp_path: Path) -> None:
         (source / f"{split}.jsonl").write_text("".join(json.dumps({"utts": t}) + "\n" for t in turns))
     prepare(str(source), tmp_path / "whole")
     prepare(str(source), tmp_path / "out", processes=2)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert files_below(tmp_path / "out") == files_below(tmp_path / "whole")
 
 
 def test_a_bad_part_and_a_missing_one_are_named(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from lm.disk.filelock import FileLock
 from lm.errors import DataError, StorageError
 from lm.text import prepared_folder as folders
 from lm.text.prepared_folder import OutputFolder
-from tests.support.talk_source import contents, corpus, everything, source_file
+from tests.support.outcomes import files_below
+from tests.support.talk_source import corpus, everything, source_file
 
 
 @pytest.mark.parametrize("name", ["state.json", "data-00000-of-00001.arrow"])
@@ -151,7 +152,7 @@ def test_failures_leave_the_old_result(
     """The disk fills up at some step: the old result stays as it was."""
     source, out = source_file(tmp_path, corpus(20)), tmp_path / "out"
     prepare(source, out)
-    before = contents(out)
+    before = files_below(out)
     source_file(tmp_path, corpus(21))
     places = {"write_split": module, "sync": new_folder, "publish_folder": new_folder}
     place = places.get(call, folders)
@@ -173,7 +174,7 @@ def test_failures_leave_the_old_result(
     monkeypatch.undo()
     assert failed or number == 3
     if failed:
-        assert contents(out) == before
+        assert files_below(out) == before
     assert not (tmp_path / ".out.tmp").exists()
     prepare(source, out)
     prepare(source, tmp_path / "fresh")
@@ -240,9 +241,9 @@ def test_a_result_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
     """A process that was killed between its two renames has left nothing in the result's place."""
     source, out = source_file(tmp_path, corpus(9)), tmp_path / "out"
     prepare(source, out)
-    before = contents(out)
+    before = files_below(out)
     out.rename(tmp_path / ".out.old")
     (tmp_path / ".out.tmp").mkdir()
     assert prepare(source, out).unchanged
-    assert contents(out) == before
+    assert files_below(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "talk.tsv"]

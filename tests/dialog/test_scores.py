@@ -110,6 +110,7 @@ def test_loops_and_one_answer_for_most_are_warned_of() -> None:
     assert told.endswith("try --set decode.method=sample"), "no trigrams of characters"
     sampled = DecodeConfig(method="sample", no_repeat_ngram=3)
     told_of_samples = warned([[loop]] * 30, sampled)
+    assert told_of_samples
     assert all(line.endswith("try a higher --set decode.temperature") for line in told_of_samples)
     looping = [[group[0] * 3] for group in references]
     found = diversity(looping)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lm.disk import storage
 from lm.errors import StorageError
 from tests.support import faults
+from tests.support.outcomes import files_below
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,10 +27,6 @@ values = st.recursive(
 def same(left: Any, right: Any) -> bool:
     """Equal in type and value, down to the sign of zero."""
     return type(left) is type(right) and repr(left) == repr(right)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @settings(max_examples=40, deadline=None)
@@ -54,7 +51,7 @@ def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path) -> None:
             storage.write_json(tmp_path / "x.json", {"loss": number})
         with pytest.raises(ValueError, match="JSON"):
             storage.canonical_json([number])
-    assert not contents(tmp_path)
+    assert not files_below(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +97,11 @@ def test_a_kill_leaves_the_old_or_the_new_file(
         for name, content in before.items():
             (folder / name).write_bytes(content)
         killed = faults.kill_at(number, lambda folder=folder: storage.write_atomic(folder / "file", data))
-        assert contents(folder).get("file") in (b"new content", before.get("file"))
-        seen.add(contents(folder).get("file"))
+        assert files_below(folder).get("file") in (b"new content", before.get("file"))
+        seen.add(files_below(folder).get("file"))
         number += 1
     assert seen == {b"new content", before.get("file")}
-    assert contents(folder) == {"file": b"new content"}
+    assert files_below(folder) == {"file": b"new content"}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ def test_a_failure_leaves_the_old_file_and_names_it(tmp_path: Path, code: int) -
         assert os.strerror(code).lower() in str(error.value)
         named = tmp_path if number >= total - 2 else path  # the last two operations sync the folder
         assert str(error.value).startswith(f"{named}: ")
-        assert set(contents(tmp_path)) == {"file"}
+        assert set(files_below(tmp_path)) == {"file"}
         assert path.read_bytes() in (b"old", b"new")
 
 
@@ -131,7 +128,7 @@ def test_an_error_of_the_writer_is_not_ours(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="its own"):
         storage.write_atomic(tmp_path / "file", writer)
-    assert not contents(tmp_path)
+    assert not files_below(tmp_path)
 
 
 def test_the_order_of_operations(tmp_path: Path) -> None:
@@ -149,7 +146,7 @@ def test_the_order_of_operations(tmp_path: Path) -> None:
 
     names = faults.count_operations(publish)
     assert names == ["open", "write", "fsync"] * 2 + ["open", "fsync", "rename", "open", "fsync"]
-    assert contents(tmp_path / "a") == {"x": b"1", "y": b"1"}
+    assert files_below(tmp_path / "a") == {"x": b"1", "y": b"1"}
 
 
 def test_folders_are_made_durably_and_once(tmp_path: Path) -> None:
@@ -167,7 +164,7 @@ def test_a_tree_is_removed_but_not_what_its_links_point_to(tmp_path: Path) -> No
     (tree / "link").symlink_to(outside)
     storage.remove_tree(tree)
     storage.remove_tree(tree)
-    assert contents(outside) == {"kept": b"1"}
+    assert files_below(outside) == {"kept": b"1"}
     assert not tree.exists()
 
 
@@ -232,7 +229,7 @@ def test_free_space_is_checked_where_the_folder_will_be(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as error:
         storage.require_space(tmp_path / "not" / "yet", 10**18)
     assert "needs 1 EB" in str(error.value)
-    assert not contents(tmp_path)
+    assert not files_below(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lm.disk import storage
-from tests.disk.test_storage import contents
+from tests.support.outcomes import files_below
 
 
 def test_what_the_dead_left_goes_and_what_the_living_write_stays(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_what_the_dead_left_goes_and_what_the_living_write_stays(tmp_path: Path)
         assert path.exists()
 
     storage.write_atomic(tmp_path / "a.json", write)
-    assert set(contents(tmp_path)) == {"a.json", ".a.json.x.tmp", "a.json.1.tmp", ".a.json.1"}
+    assert set(files_below(tmp_path)) == {"a.json", ".a.json.x.tmp", "a.json.1.tmp", ".a.json.1"}
     assert (tmp_path / "a.json").read_bytes() == b"whole"
 
 
@@ -41,7 +41,7 @@ def test_a_file_of_a_killed_process_goes_when_it_is_written_again(tmp_path: Path
     assert ended.returncode == -signal.SIGKILL
     assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
     storage.write_atomic(tmp_path / name, b"whole")
-    assert contents(tmp_path) == {name: b"whole"}
+    assert files_below(tmp_path) == {name: b"whole"}
 
 
 def test_a_file_that_a_clean_up_has_locked_is_made_anew(
@@ -65,7 +65,7 @@ def test_a_file_that_a_clean_up_has_locked_is_made_anew(
     monkeypatch.setattr(storage.fcntl, "flock", locked_before)
     monkeypatch.setattr(storage, "write_all", removed_meanwhile)
     storage.write_atomic(tmp_path / "a.json", b"whole")
-    assert contents(tmp_path) == {"a.json": b"whole"}
+    assert files_below(tmp_path) == {"a.json": b"whole"}
     for fd in doomed.values():
         os.close(fd)
 
@@ -82,7 +82,7 @@ def test_a_name_that_is_as_long_as_one_may_be_is_written_and_tidied_up(tmp_path:
         storage.write_atomic(tmp_path / name, stopped)
     (tmp_path / "left").rename(tmp_path / f".{storage._kept_name(name)}.1.tmp")
     storage.write_atomic(tmp_path / name, b"whole")
-    assert contents(tmp_path) == {name: b"whole"}
+    assert files_below(tmp_path) == {name: b"whole"}
 
 
 def test_a_file_keeps_its_permissions_and_a_read_only_one_can_be_replaced(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(storage.fcntl, "flock", refuse)
     (tmp_path / ".a.json.1.tmp").write_bytes(b"perhaps of the living")
     storage.write_atomic(tmp_path / "a.json", b"whole")
-    assert set(contents(tmp_path)) == {"a.json", ".a.json.1.tmp"}
+    assert set(files_below(tmp_path)) == {"a.json", ".a.json.1.tmp"}

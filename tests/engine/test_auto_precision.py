@@ -13,27 +13,17 @@ from dialog.train import train as train_dialog
 from lm.config.load import Resolved, load_config, save_config
 from lm.engine import auto_precision
 from lm.engine.auto_precision import Tried, kept_precisions, measured_precisions, speed_of
-from lm.engine.events import Event, Note, no_report
+from lm.engine.events import no_report
 from lm.heads.config import HeadConfig
 from lm.language.config import LmConfig
 from lm.language.train import train as train_lm
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.inputs import saved_settings
 from tests.support.tiny_lm import text_of
+from tests.support.tiny_task import Notes
 
 CPU = torch.device("cpu")
 SIZES = (4000, 200)
-
-
-class Notes:
-    """Reporter that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Note):
-            self.lines.append(event.line)
 
 
 def resolved(*overrides: str) -> Resolved[LmConfig]:

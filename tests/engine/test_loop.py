@@ -20,13 +20,13 @@ from lm.engine.limits import limit_reached
 from lm.engine.loop import fit
 from lm.engine.state import Progress
 from lm.errors import ConfigError, DataError, Interrupted
+from tests.support.outcomes import outcome
 from tests.support.tiny_task import (
     Faults,
     Notes,
     TinyTask,
     lines,
     open_run,
-    outcome,
     run_folder,
     steps,
     train,

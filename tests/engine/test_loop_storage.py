@@ -17,6 +17,7 @@ from lm.engine.state import Progress, load_model_tensors, model_tensors
 from lm.errors import DivergenceError, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.metrics_log import MetricsLog
+from tests.support.outcomes import outcome
 from tests.support.tiny_task import (
     Faults,
     Notes,
@@ -24,7 +25,6 @@ from tests.support.tiny_task import (
     TinyTask,
     lines,
     open_run,
-    outcome,
     steps,
     train,
     with_values,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lm.engine.averaging import nonmonotonic
-from tests.support.tiny_task import TinyTask, lines, outcome, run_folder, train
+from tests.support.outcomes import outcome
+from tests.support.tiny_task import TinyTask, lines, run_folder, train
 
 
 def authors_trigger(losses: list[float], nonmono: int = 5) -> list[bool]:

@@ -180,7 +180,9 @@ def test_a_kill_leaves_a_whole_folder_or_none(tmp_path: Path, second: bool) -> N
     for operation in range(1, 60, 7):
         if not kill_at(operation, export):
             break
-        assert out.exists() == second or read_export(out, "lm")
+        assert out.exists() or not second
+        if out.exists():
+            read_export(out, "lm")
     export()
     read_export(out, "lm")
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
@@ -263,7 +265,7 @@ def test_an_export_replaces_only_what_an_export_wrote(tmp_path: Path, name: str,
             export_run(run, out)
     else:
         export_run(run, out)
-        assert files_below(out).keys() == before.keys() - {str(out / name)} | {str(out / "model.safetensors")}
+        assert files_below(out).keys() == before.keys() - {name} | {"model.safetensors"}
 
 
 def test_an_import_notices_one_flipped_byte(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore
 from tests.support import faults
+from tests.support.outcomes import files_below
 from tests.support.power import Disk, Recorder
 from tests.support.tiny_store import groups_of, holds, one_line, save
 
@@ -176,12 +177,12 @@ def test_the_order_of_a_commit(tmp_path: Path) -> None:
 def test_a_full_disk_at_any_byte_leaves_the_old_commits(tmp_path: Path) -> None:
     store = fresh_store(tmp_path)
     total = sum(path.stat().st_size for path in (store.folder / "step-00000002").iterdir())
-    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+    before = files_below(store.folder)
     for room in [*range(0, total, 97), total - 1]:
         with pytest.raises(StorageError) as error:
             faults.fill_disk_after(room, lambda: save(store, 3))
         one_line(error, "step-00000003", "no space left on device; free 1 MB")
-        assert {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()} == before
+        assert files_below(store.folder) == before
         assert not list(store.folder.glob("*.tmp"))
     survives(store, (2,))
 

@@ -12,5 +12,9 @@ def outcome(run: Path) -> tuple[str, bytes]:
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file by its path."""
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """The bytes of every file by its path below the folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,6 +1,5 @@
 """An invented source of dialogs, and what its preparation leaves."""
 
-import hashlib
 import random
 from pathlib import Path
 
@@ -28,12 +27,6 @@ def source_file(folder: Path, text: str) -> str:
     path = folder / "talk.tsv"
     path.write_text(text, encoding="utf-8")
     return str(path)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def everything(out: Path) -> list[Dialog]:

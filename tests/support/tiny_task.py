@@ -160,12 +160,6 @@ def train(
         return fit(task, TrainConfig(**train), OptimConfig(**(optim or {})), run, notes or Notes())
 
 
-def outcome(folder: Path) -> tuple[str, bytes]:
-    """What two equal runs must agree on: all that the last commit holds, and the log."""
-    with open_run(folder) as run:
-        return run.checkpoints.open("last").state_sha256, (folder / "metrics.jsonl").read_bytes()
-
-
 def steps(folder: Path) -> list[int]:
     """The steps whose commits are kept."""
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))

@@ -36,8 +36,3 @@ def opened(out: Path, split: str = "train") -> tuple[Codec, TokenSplit]:
 def read_back(out: Path, split: str) -> str:
     codec, tokens = opened(out, split)
     return codec.decode(tokens.ids().tolist())
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -21,9 +21,10 @@ from tests.matrix.row import dice
 from tests.matrix.sabotage import MUTANTS
 from tests.matrix.table import ROWS
 from tests.support.crash_process import ROOT
+from tests.support.outcomes import outcome
 from tests.support.power import Disk, Recorder
 from tests.support.tiny_lm import text_of
-from tests.support.tiny_task import outcome, train
+from tests.support.tiny_task import train
 
 BY_NAME = {row.name: row for row in ROWS}
 CHANGE = {  # cases for every change; rows that are not here have tests of their own, with as many

@@ -22,7 +22,8 @@ from lm.text.parts import FileRange, PartOf, part_of
 from lm.text.prepared_folder import Prepared
 from lm.text.prepared_parts import join_parts, prepare_as_asked, prepare_part
 from lm.text.workers import in_workers
-from tests.support.tiny_text import contents, folder_of, standard, text
+from tests.support.outcomes import files_below
+from tests.support.tiny_text import folder_of, standard, text
 from tests.support.worker_tasks import run
 
 DEFAULTS = PrepareOptions()
@@ -77,7 +78,7 @@ def test_parts_give_the_bytes_of_one_process(
     )
     prepare(source, base / "whole", options)
     in_parts(source, base / "out", count, options)
-    assert contents(base / "out") == contents(base / "whole")
+    assert files_below(base / "out") == files_below(base / "whole")
     assert sorted(path.name for path in base.iterdir()) == ["in", "out", "whole"]
 
 
@@ -113,7 +114,7 @@ def test_every_kind_of_source_is_cut(
     prepare(source, tmp_path / "whole", options)
     for count in (2, 3, 4):
         in_parts(source, tmp_path / "out", count, options)
-        assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+        assert files_below(tmp_path / "out") == files_below(tmp_path / "whole")
         (tmp_path / "out").rename(tmp_path / f"done-{count}")
     if options.on_bad_line == "skip" and options.tokenizer == "auto":
         dropped = (tmp_path / "whole/dropped.jsonl").read_text().splitlines()
@@ -177,7 +178,7 @@ def test_parts_that_cannot_be_joined_are_named(tmp_path: Path) -> None:
     join_parts(preparation(source, DEFAULTS), out)
     assert join_parts(preparation(source, DEFAULTS), out).unchanged
     prepare(source, tmp_path / "whole")
-    assert contents(out) == contents(tmp_path / "whole")
+    assert files_below(out) == files_below(tmp_path / "whole")
 
 
 def test_only_what_was_joined_is_removed(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
     source = standard(tmp_path / "in", 60)
     prepare(source, tmp_path / "whole")
     prepare(source, tmp_path / "out", processes=2)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert files_below(tmp_path / "out") == files_below(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "whole"]
 
 

@@ -15,6 +15,7 @@ import pytest
 from lm import libraries
 from lm.cli import main
 from tests.support.command_lines import Outcome
+from tests.support.outcomes import files_below
 from tests.support.tiny_lm import text_of
 
 TINY = """
@@ -146,11 +147,11 @@ def test_looking_at_a_search_changes_nothing(
     folder = in_tmp / "runs/tune/tiny"
     with (folder / "journal.log").open("ab") as journal:
         journal.write(b'{"op_code": 8, "wor')
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = files_below(folder)
     unwritable(folder)
     code, out, err = lm("tune", "tiny.toml", "--show")
     assert (code, "best: trial 0" in out) == (0, True), err
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert files_below(folder) == before
 
 
 def test_a_search_is_not_shown_without_a_folder_of_temporary_files(
