@@ -85,7 +85,7 @@ def compare(
 
 
 def _sums(evaluation: Evaluation) -> PartSums:
-    """PartSums of each score by context, and their divisors."""
+    """Sums of each score by context, and their divisors."""
     tokens = np.asarray(evaluation.contexts["tokens"], dtype=np.float64)
     sums = {"perplexity": (np.asarray(evaluation.contexts["nll"]), tokens)}
     for version in _BLEU:

@@ -34,7 +34,7 @@ class HighrankLmConfig(ExportedConfig):
     """Config of an exported language model."""
 
     model_type = "highrank_lm"
-    line_end_id: int | None = None
+    line_end_id: int = 0
 
     @classmethod
     def of(cls, run: LmConfig, vocabulary: Vocabulary) -> Self:
@@ -83,8 +83,7 @@ class HighrankLanguageModel(ExportedModel):
             found = carried_architecture(values)
             own = with_architecture(own, found, words)
             trunk = pretrained_trunk(own, found)
-        line_end = config.eos_token_id if config.line_end_id is None else config.line_end_id
-        self.model = LanguageModel(own, words, line_end, trunk)
+        self.model = LanguageModel(own, words, config.line_end_id, trunk)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(

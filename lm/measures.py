@@ -9,6 +9,7 @@ from lm.numbers import number
 
 # a text needs no note up to this share of unknown tokens, plus this many times that of the run's own text
 _FEW_UNKNOWN, _AS_MANY = 0.02, 1.5
+_OF_GUESSING = 0.925  # share of the nats of uniform guessing; half its perplexity for 10,000 words
 
 
 def perplexity(nll: float) -> float:
@@ -32,8 +33,8 @@ def learnt(nll: float, words: int) -> bool:
 
 
 def guessing(nll: float, words: int) -> bool:
-    """True if the perplexity of a loss is above half that of uniform guessing among ``words`` words."""
-    return nll > math.log(words / 2)
+    """True if a loss is above 92.5 % of that of uniform guessing among ``words`` words."""
+    return nll > _OF_GUESSING * math.log(words)
 
 
 def guessing_note(nll: float, words: int) -> str:

@@ -3,10 +3,15 @@
 from collections.abc import Callable
 
 OnProgress = Callable[[int, int], None]  # called with (work done, total work)
+OnAdvance = Callable[[int], None]  # called with the work done since the last call
 Check = Callable[[], None]  # called at every step; raises to end the work
 
 
 def no_progress(done: int, total: int) -> None:
+    """No-op callback."""
+
+
+def no_advance(work: int) -> None:
     """No-op callback."""
 
 

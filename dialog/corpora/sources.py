@@ -24,8 +24,6 @@ from lm.errors import ConfigError, DataError, require, visible
 from lm.text.hub import HUB
 from lm.text.lines import InputLog, NumberedLine, read_lines, skipped
 
-__all__ = ["Located", "detect_format", "locate", "read_located", "read_source"]
-
 SMALLTALK = "smalltalk:"  # before the split of the generated corpus
 OBJECT_READERS = {"zhao": ZHAO, "dialogs": OBJECTS, "messages": CHATS, "pairs": QUESTIONS}
 TEXT_READERS: dict[str, Callable[[Iterable[NumberedLine], str, InputLog], list[Dialog]]] = {

@@ -9,7 +9,6 @@ from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.heads.states import Layers
 from lm.heads.usage import (
-    WORDS,
     ComponentUse,
     block_rows,
     component_sums,
@@ -51,7 +50,7 @@ def components_of_run(trained: TrainedLm, ids: Ids) -> ComponentUse:
         return ComponentUse(kind, prior_use(*sums))
     shapes += [(), (components,), (components, vocab)]
     sums = summed(group, windows, lambda own: joints(head, states(own)), component_sums, shapes)
-    return ComponentUse(kind, *prediction_use(trained.codec.vocabulary.tokens, WORDS, *sums))
+    return ComponentUse(kind, *prediction_use(trained.codec.vocabulary.tokens, *sums))
 
 
 def _first_column(layer: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ T tokens · K components · E context size · S size of the states · V words.
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,10 +37,9 @@ from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.states import Layers
-from lm.language.scoring import no_advance
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.steps import OnProgress, Steps, no_progress
+from lm.steps import OnAdvance, OnProgress, Steps, no_advance, no_progress
 
 ENTRIES = 1 << 22  # of the logits that are differentiated at once
 
@@ -52,7 +51,7 @@ class HeadGradients:
     head: Head
     states: Layers  # (T, H) of the last layer, and of every lower layer that the head reads
     targets: Tensor  # (T,)
-    advance: Callable[[int], None] = no_advance  # called with the tokens of each block
+    advance: OnAdvance = no_advance  # called with the tokens of each block
 
     @classmethod
     def of(cls, trained: TrainedLm, ids: Ids) -> "HeadGradients":

@@ -241,7 +241,10 @@ def rank_of_run(
     single = head.config.components == 1 and head.row.link == "exp"
     linear = (head.row.linear or single) and head.output.one_pass
     width = head.size if head.projection is None else min(head.size, head.hidden_size)
-    ceiling = min(width + 1 + bias, *result.shape) if linear else None
+    bounds = [width + 1 + bias, *result.shape]
+    if single and head.config.context_activation == "none" and not head.config.facet_layers:
+        bounds.append(head.hidden_size + 2)  # contexts and bias are affine in the states
+    ceiling = min(bounds) if linear else None
     values = result.singular_values
     return RunRank(
         rank=result.rank,

@@ -38,6 +38,11 @@ def missing(source: str, command: str, other: str = "") -> DataError:
     return DataError(f"{made}; or {other}" if other else made)
 
 
+def own_split(data: NamedSplits, source: str) -> bool:
+    """True if a source is a split of a config."""
+    return source in [getattr(data, name) for name in SPLITS]
+
+
 def split_of_run(data: NamedSplits, name: str, instead: str = "") -> str:
     """The source of a split by the config of a run, with an option ``instead`` of it for messages.
 

@@ -19,7 +19,6 @@ from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated
 from lm.engine.journal import Journal, NoJournal
 from lm.engine.limits import goal_of, limit_reached, require_end
 from lm.engine.optim import build_optimizer, commit_bytes
-from lm.engine.rng import seed_everything
 from lm.engine.saving import Saver, commit_step
 from lm.engine.schedule import Schedule
 from lm.engine.sharded import ShardedUpdater
@@ -30,8 +29,6 @@ from lm.errors import DataError, DivergenceError, Interrupted, StorageError
 from lm.measures import guessing_note, learnt, perplexity
 from lm.parallel.group import ALONE, Group
 from lm.runs.run import Run
-
-__all__ = ["FitResult", "StepLoss", "Task", "Verdict", "fit", "seed_everything"]
 
 BatchT = TypeVar("BatchT")
 Verdict = Callable[[int, float], str]

@@ -17,8 +17,9 @@ from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device, flushed_denormals, load_note
 from lm.engine.events import Note, Reporter, no_report
 from lm.engine.limits import require_end
-from lm.engine.loop import FitResult, Task, Verdict, fit, seed_everything
+from lm.engine.loop import FitResult, Task, Verdict, fit
 from lm.engine.memory import require_memory
+from lm.engine.rng import seed_everything
 from lm.engine.shared_saving import Follower
 from lm.errors import ConfigError, DataError
 from lm.launched import processes_here

@@ -275,18 +275,12 @@ class Head(nn.Module):
         flat = flat.to(mixture.contexts.dtype)
         return self.output.loss(mixture, targets.reshape(-1), flat, component_temperature)
 
-    def nll(
-        self,
-        hidden: States,
-        targets: Tensor,
-        streams: Tensor | None = None,
-        component_temperature: float = 1.0,
-    ) -> Tensor:
+    def nll(self, hidden: States, targets: Tensor, component_temperature: float = 1.0) -> Tensor:
         """−log P(target) of every token in nats, shaped like ``targets``; exact products, no gradients.
 
         ``component_temperature`` is that of :meth:`log_probs`.
         """
-        mixture = self._mixture(hidden, streams)
+        mixture = self._mixture(hidden)
         return self.output.nll(mixture, targets.reshape(-1), component_temperature).view(targets.shape)
 
     def log_probs(

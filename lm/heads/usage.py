@@ -90,8 +90,9 @@ def use_in_sample(head: Head, states: _States, words: Sequence[str]) -> Componen
         return None
     few = _first(states, max(1, SAMPLED // (head.config.components * head.vocab_size)))
     if head.mixer.mixes_contexts:
-        return ComponentUse(head.config.kind, prior_statistics(priors(head, few)))
-    return ComponentUse(head.config.kind, *component_statistics(joints(head, _small(few, head)), words))
+        return ComponentUse(head.config.kind, prior_use(*prior_sums(priors(head, few))))
+    sums = component_sums(joints(head, _small(few, head)))
+    return ComponentUse(head.config.kind, *prediction_use(words, *sums))
 
 
 def _first(states: _States, left: int) -> Iterator[tuple[Layers, Tensor]]:
@@ -132,13 +133,8 @@ def joints(head: Head, states: _States) -> Iterator[tuple[Tensor, Tensor]]:
         yield head.component_log_probs(hidden), targets
 
 
-def prior_statistics(priors: Iterator[Tensor]) -> PriorUse:
-    """Statistics of blocks (n, K) of log π. DataError without a token."""
-    return prior_use(*prior_sums(priors))
-
-
 def prior_sums(priors: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
-    """Tokens and entropy of π (2), and π (K), summed over tokens."""
+    """Tokens and entropy of π (2), and π (K), summed over tokens of blocks (n, K) of log π."""
     tokens, entropy, usage = 0, 0.0, torch.zeros(())
     for log_prior in priors:
         prior = log_prior.double().exp()
@@ -149,7 +145,7 @@ def prior_sums(priors: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def prior_use(scalars: Tensor, usage_sum: Tensor) -> PriorUse:
-    """Statistics of a prior from :func:`prior_sums`."""
+    """Statistics of a prior from :func:`prior_sums`. DataError without a token."""
     tokens, entropy = scalars.tolist()
     if not tokens:
         raise DataError("the text has no tokens to analyse components on; name a longer text")
@@ -166,24 +162,11 @@ def prior_use(scalars: Tensor, usage_sum: Tensor) -> PriorUse:
     )
 
 
-def component_statistics(
-    blocks: Iterator[tuple[Tensor, Tensor]], words: Sequence[str], shown: int = WORDS
-) -> tuple[PriorUse, PredictionUse]:
-    """Statistics of the prior and of the predictions of components. Memory is O(K·V).
-
-    Args:
-        blocks: log π_k + log p_k (n, K, V) and targets (n,).
-        words: the V words.
-        shown: number of preferred words per component.
-
-    Raises:
-        DataError: no token.
-    """
-    return prediction_use(words, shown, *component_sums(blocks))
-
-
 def component_sums(blocks: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """:func:`prior_sums`, entropies of the posterior (), posteriors (K), expected counts (K, V)."""
+    """:func:`prior_sums`, entropies of the posterior (), posteriors (K), expected counts (K, V).
+
+    Of blocks of log π_k + log p_k (n, K, V) and targets (n,). Memory is O(K·V).
+    """
     scalars, usage = prior_sums(iter(()))
     posterior = posterior_entropy = expected = torch.zeros(())
     for block, targets in blocks:
@@ -200,16 +183,15 @@ def component_sums(blocks: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Ten
 
 def prediction_use(
     words: Sequence[str],
-    shown: int,
     scalars: Tensor,
     usage: Tensor,
     posterior_entropy: Tensor,
     posterior: Tensor,
     expected: Tensor,
 ) -> tuple[PriorUse, PredictionUse]:
-    """Statistics of a prior and of predictions from :func:`component_sums`."""
+    """Statistics of a prior and of predictions from :func:`component_sums`. DataError without a token."""
     prior = prior_use(scalars, usage)
-    found = [*_preferences(expected, words, shown)]
+    found = [*_preferences(expected, words)]
     specialisation = [divergence for divergence, _ in found]
     return prior, PredictionUse(
         posterior_usage=(posterior / prior.tokens).tolist(),
@@ -220,9 +202,7 @@ def prediction_use(
     )
 
 
-def _preferences(
-    expected: Tensor, words: Sequence[str], shown: int
-) -> Iterator[tuple[float, list[PreferredWord]]]:
+def _preferences(expected: Tensor, words: Sequence[str]) -> Iterator[tuple[float, list[PreferredWord]]]:
     """Yield specialisation and preferred words of each component, from expected counts (K, V)."""
     tiny = torch.finfo(expected.dtype).tiny
     totals = expected.sum(0)
@@ -232,7 +212,7 @@ def _preferences(
     ratios = shares / usage[:, None].clamp_min(tiny)
     contributions = torch.special.xlogy(own, ratios.clamp_min(tiny))
     for share, ratio, contribution in zip(shares, ratios, contributions, strict=True):
-        best = contribution.topk(min(shown, len(contribution)))
+        best = contribution.topk(min(WORDS, len(contribution)))
         preferred = [
             PreferredWord(words[index], float(share[index]), float(ratio[index]), value)
             for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -29,10 +29,10 @@ from lm.errors import DataError, DivergenceError, require
 from lm.heads.states import Layers
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel
-from lm.language.scoring import no_advance, require_distribution
+from lm.language.scoring import require_distribution
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
-from lm.steps import OnProgress, no_progress
+from lm.steps import OnAdvance, OnProgress, no_advance, no_progress
 from lm.trunks.trunk import TrunkState
 
 Scaling = Literal["normalised", "original", "elements"]
@@ -192,7 +192,7 @@ class Adaptation:
     temperature: float = 1.0
     sampler: LanguageModel | None = None
 
-    def nll(self, ids: Ids, advance: Callable[[int], None] = no_advance) -> Floats:
+    def nll(self, ids: Ids, advance: OnAdvance = no_advance) -> Floats:
         """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
 
         DivergenceError if a loss is not finite. Every 200 windows, also if the probabilities for a target do

@@ -24,11 +24,11 @@ from lm.arrays import Floats
 from lm.errors import ConfigError, require
 from lm.heads.states import Layers
 from lm.language.results import CacheChoice, CacheUse, TriedCache
-from lm.language.scoring import no_advance, require_sums, searched_text
+from lm.language.scoring import require_sums, searched_text
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 from lm.numbers import shortest
-from lm.steps import OnProgress, Steps, no_progress
+from lm.steps import OnAdvance, OnProgress, Steps, no_advance, no_progress
 
 StatesRead = tuple[Layers, Tensor]  # states (n, 1, H) of a window, and the tokens (n,) that they predict
 Readings = Callable[[Ids], Generator[StatesRead]]
@@ -98,7 +98,7 @@ def cache_scores(
     size: int,
     thetas: Sequence[float],
     *,
-    advance: Callable[[int], None] = no_advance,
+    advance: OnAdvance = no_advance,
 ) -> CacheScores:
     """Score the windows of a text with a cache of ``size`` words. Memory for the cache is O(N·H).
 
@@ -149,7 +149,7 @@ def cached_nll(
     ids: Ids,
     setting: CacheSetting,
     readings: Readings,
-    advance: Callable[[int], None] = no_advance,
+    advance: OnAdvance = no_advance,
     progress: OnProgress = no_progress,
 ) -> tuple[CacheUse, Floats]:
     """The setting, with its search if it leaves θ and λ open, and −log P of every token in nats.

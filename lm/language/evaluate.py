@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.arrays import Floats
-from lm.config.named_data import split_of_run
+from lm.config.named_data import own_split, split_of_run
 from lm.engine.device import flushed_denormals
 from lm.errors import ConfigError, visible
 from lm.heads.usage import use_in_sample
@@ -225,7 +225,8 @@ def own_test(trained: TrainedLm) -> str:
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:
     """Read a text in the tokens of a run.
 
-    ConfigError for a bad limit. DataError if the text is unreadable or most of it is unknown.
+    ConfigError for a bad limit. DataError if the text is unreadable, or if it is no split of the run and most
+    of it is unknown.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: must be at least 1")
@@ -235,7 +236,8 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
     if limit is not None and limit < len(ids):
         ids, name = ids[:limit], f"{name}.first-{limit}"
         characters = limit if characters and trained.codec.tokenizer.kind in _CHARACTERS else 0
-    require_known(unknown_share(trained, ids), source)
+    if not own_split(trained.config.data, source):
+        require_known(unknown_share(trained, ids), source)
     return Text(name, source, ids, split.fingerprint, characters or None)
 
 

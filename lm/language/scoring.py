@@ -9,7 +9,7 @@ N tokens · H hidden size.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -39,6 +39,7 @@ from lm.parallel.slices import joined, joined_rows
 from lm.results import as_json
 from lm.runs.evaluations import loaded
 from lm.runs.outputs import require_output
+from lm.steps import OnAdvance, no_advance
 from lm.text.lines import InputLog
 
 SEARCHED = 50_000  # validation tokens for the choice of a temperature or of a cache
@@ -80,10 +81,6 @@ class ScoredFile:
     perplexity: float
 
 
-def no_advance(tokens: int) -> None:
-    """No-op callback."""
-
-
 def token_nll(
     trained: TrainedLm,
     ids: Ids,
@@ -92,7 +89,7 @@ def token_nll(
     temperature: float = 1.0,
     model: LanguageModel | None = None,
     window: int = READ_LENGTH,
-    advance: Callable[[int], None] = no_advance,
+    advance: OnAdvance = no_advance,
 ) -> Floats:
     """−log P of every token that is scored, in nats: (N,), or (N − 1,) for ``paper``.
 

@@ -30,7 +30,7 @@ def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) ->
     name, count = names[best.run], comparison.bootstrap.units
     has = f"{name} has a perplexity of {number(MAIN, best.perplexity)}"
     guess = [
-        f"{names[row.run]} is near guessing: its perplexity is above half the size of the vocabulary."
+        f"{names[row.run]} is near guessing: its loss is above 92.5 % of that of uniform guessing."
         for row in comparison.runs
         if row.near_guessing
     ]

@@ -50,8 +50,6 @@ from lm.runs.inputs import (
 from lm.runs.metrics_log import MetricsLog
 from lm.stop import NOTICE, StopFlag
 
-__all__ = ["MetricsLog", "Run", "StopFlag"]
-
 LOCK = "lock"
 MOMENT = 0.5  # seconds to wait for another process that only inspects the lock, such as `runs`
 CORPUS = "corpus"  # prepared corpus of the training, made before the run

@@ -17,14 +17,12 @@ from lm.errors import ConfigError, DataError, DivergenceError
 from lm.serve.answers import Answer, Form
 from lm.serve.batching import Batcher, Job
 from lm.serve.failure import ApiError, quoted
-from lm.serve.gate import Gatekeeper, Policy, read_body
+from lm.serve.gate import PAGE_FILES, Gatekeeper, Policy, read_body
 from lm.serve.metrics import CONTENT_TYPE, Metrics
 from lm.serve.protocol import ChatRequest, CompletionRequest, InspectRequest, RequestT, parsed
 
 TOGETHER, WAITING = 32, 128  # jobs that are decoded together, and that may wait
 LAST_SECONDS = 5.0  # that a batch may take after all of its clients have gone at the end
-PAGE_FILES = {"/": ("index.html", "text/html"), "/style.css": ("style.css", "text/css")}
-PAGE_FILES |= {f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("page", "inspector")}
 
 
 class Served(Protocol):

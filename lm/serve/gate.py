@@ -18,7 +18,9 @@ from lm.serve.failure import ApiError, quoted
 from lm.serve.metrics import Metrics
 from lm.serve.protocol import MAX_BODY
 
-OPEN = frozenset({"/", "/style.css", "/page.js", "/inspector.js", "/healthz"})  # without a key
+PAGE_FILES = {"/": ("index.html", "text/html"), "/style.css": ("style.css", "text/css")}
+PAGE_FILES |= {f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("page", "inspector")}
+OPEN = frozenset({*PAGE_FILES, "/healthz"})  # without a key
 ENDPOINTS = OPEN | {
     "/metrics", "/v1/models", "/v1/chat/completions", "/v1/chat/inspect", "/v1/completions",
 }  # fmt: skip

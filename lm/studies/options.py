@@ -11,7 +11,7 @@ from lm.config.section import MAX_NUMBER, MAX_SEED, MAX_SIZE, MIN_NUMBER
 from lm.errors import require
 from lm.heads.registry import HEADS
 from lm.studies.known_language import Language
-from lm.studies.sweep_point import LIKELY_WORDS, SweepPoint, possible
+from lm.studies.sweep_point import LIKELY_WORDS, PARTS, SweepPoint, possible
 
 FULL = "full softmax"
 MAX_SCORES = 1 << 26  # largest C·K·V of a head; training holds about eight float32 tensors of that size
@@ -67,8 +67,9 @@ class LanguageOptions(HeadOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = LIKELY_WORDS[-1] if "cpr" in self.heads else 1
-        require(self.vocab >= least, f"--vocab {self.vocab}: cpr chooses among {least} words; raise it")
+        for head, least in (("cpr", LIKELY_WORDS[-1]), ("mfs", PARTS)):
+            enough = head not in self.heads or self.vocab >= least
+            require(enough, f"--vocab {self.vocab}: {head} needs {least} words; raise it")
         require_scores("contexts", self.contexts, self.vocab, max(self.components))
         _ = self.languages  # raises the error of an impossible one
 

@@ -21,7 +21,7 @@ from lm.errors import ConfigError, DataError
 from lm.heads import usage
 from lm.heads.head import Head, HeadConfig
 from lm.heads.states import Layers
-from lm.heads.usage import component_statistics, component_sums, prior_statistics
+from lm.heads.usage import component_sums, prediction_use, prior_sums, prior_use
 from lm.language.trained import WINDOWS
 from lm.parallel.group import ALONE
 from lm.results import as_json
@@ -66,18 +66,18 @@ def test_divergence_needs_two_contexts_and_possible_words() -> None:
 
 def test_priors_of_known_shape_have_known_statistics() -> None:
     alternating = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]]).repeat(5, 1)
-    sharp = prior_statistics(iter(alternating.split(3)))
+    sharp = prior_use(*prior_sums(iter(alternating.split(3))))
     assert sharp.prior_entropy == 0
     assert sharp.prior_perplexity == 1
     assert sharp.usage == [0.5, 0.5]
     assert sharp.effective_components == pytest.approx(2)
-    flat = prior_statistics(iter([torch.full((7, 4), -math.log(4))]))
+    flat = prior_use(*prior_sums(iter([torch.full((7, 4), -math.log(4))])))
     assert flat.prior_perplexity == pytest.approx(4)
     assert flat.tokens == 7
-    one = prior_statistics(iter([torch.tensor([[0.0, -math.inf, -math.inf]])]))
+    one = prior_use(*prior_sums(iter([torch.tensor([[0.0, -math.inf, -math.inf]])])))
     assert one.effective_components == 1
     with pytest.raises(DataError):
-        prior_statistics(iter([]))
+        prior_use(*prior_sums(iter([])))
 
 
 def joints(tokens: int, components: int) -> tuple[Tensor, Tensor]:
@@ -89,9 +89,8 @@ def joints(tokens: int, components: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("rows", [1, 4, 50])
 def test_component_statistics_are_their_definitions(rows: int) -> None:
     joint, targets = joints(13, 3)
-    use, result = component_statistics(
-        zip(joint.split(rows), targets.split(rows), strict=True), WORDS, shown=11
-    )
+    blocks = zip(joint.split(rows), targets.split(rows), strict=True)
+    use, result = prediction_use(WORDS, *component_sums(blocks))
     p = joint.exp()  # (T, K, V)
     prior = p.sum(2)
     assert use.usage == pytest.approx(prior.mean(0).tolist())
@@ -121,7 +120,7 @@ def test_a_component_prefers_the_words_that_only_it_says() -> None:
     """And neither the rarest of them first, nor one that all components say often."""
     inside = torch.tensor([[0.7, 0.29, 0.01, 0.0, 0.0], [0.7, 0.0, 0.0, 0.29, 0.01]])
     joint = (0.5 * inside).log().expand(6, 2, 5)
-    _, result = component_statistics(iter([(joint, torch.zeros(6, dtype=torch.long))]), "abcde")
+    _, result = prediction_use("abcde", *component_sums(iter([(joint, torch.zeros(6, dtype=torch.long))])))
     assert [[word.word for word in preferred] for preferred in result.preferred] == [
         ["b", "c"],
         ["d", "e"],
@@ -132,7 +131,7 @@ def test_a_component_prefers_the_words_that_only_it_says() -> None:
 
 def test_a_component_without_use_does_no_harm() -> None:
     joint = torch.tensor([[[-0.7, -0.7], [-math.inf, -math.inf]]]).expand(3, 2, 2)
-    _, result = component_statistics(iter([(joint, torch.tensor([0, 1, 1]))]), "ab")
+    _, result = prediction_use("ab", *component_sums(iter([(joint, torch.tensor([0, 1, 1]))])))
     assert result.posterior_usage == [1, 0]
     assert result.specialisation == pytest.approx([0, 0])
     canonical_json(as_json(result))

@@ -291,11 +291,27 @@ def test_one_component_has_the_ceiling_of_a_softmax(kind: str, ceiling: int | No
     assert (result.rank == 7) == (ceiling == 7)
 
 
-def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(tmp_path: Path) -> None:
-    config = HeadConfig(kind="softmax", embedding_size=9, tied=False, output_bias=False)
-    run = StandIn(Head(config, 6, 60).double().eval())
-    result = rank_of_run(run, np.arange(200), scratch=tmp_path)
-    assert result.rank == result.ceiling == 7
+@pytest.mark.parametrize(
+    ("kind", "activation", "bias", "rank"),
+    [
+        ("softmax", "tanh", False, 7),
+        ("softmax", "tanh", True, 8),
+        ("mos", "none", True, 8),
+        ("mos", "tanh", True, 11),
+    ],
+)
+def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(
+    kind: str, activation: str, bias: bool, rank: int, tmp_path: Path
+) -> None:
+    """Unless a function bends its contexts."""
+    config = HeadConfig(
+        kind=kind, embedding_size=9, tied=False, output_bias=bias, context_activation=activation
+    )
+    head = Head(config, 6, 60).double().eval()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    result = rank_of_run(StandIn(head), np.arange(200), scratch=tmp_path)
+    assert result.rank == result.ceiling == rank
 
 
 def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) -> None:

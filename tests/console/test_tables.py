@@ -14,7 +14,7 @@ from rich.console import Console
 from lm.console.app import new_app, run_app, show
 from lm.console.tables import Table
 from lm.errors import DivergenceError
-from lm.measures import guessing_note, require_learnt
+from lm.measures import guessing, guessing_note, require_learnt
 from lm.numbers import number, shown
 
 WORDS = st.text("abcdefg", min_size=1, max_size=9)
@@ -100,6 +100,12 @@ def test_huge_perplexities_are_short_in_messages() -> None:
     assert "perplexity of 2.52e+30 is near guessing" in guessing_note(70.0, 10)
     with pytest.raises(DivergenceError, match=r"perplexity is 2\.52e\+30, where guessing"):
         require_learnt(70.0, 10, Path("run"))
+
+
+@pytest.mark.parametrize(("words", "limit"), [(1, 1), (2, 1.9), (5, 4.43), (10_000, 5_012), (50_000, 22_211)])
+def test_near_guessing_is_a_share_of_the_nats(words: int, limit: float) -> None:
+    assert guessing(math.log(limit * 1.01), words)
+    assert not guessing(math.log(limit * 0.99), words)
 
 
 def test_a_model_has_learnt_nothing_from_twice_the_perplexity_of_guessing_on() -> None:

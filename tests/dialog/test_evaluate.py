@@ -125,7 +125,7 @@ def test_a_run_is_evaluated_on_its_own_test_split(run: Path) -> None:
     wanted += " length_ratio looping_share warnings"
     assert set(wanted.split()) <= set(result)
     assert (result["responses_cut"], result["tokens_cut"]) == (0, 0)
-    assert result["near_guessing"] == (result["perplexity"] > result["vocabulary"] / 2)
+    assert result["near_guessing"] == (result["nll"] > 0.925 * math.log(result["vocabulary"]))
     assert result["near_guessing"]  # random weights
     assert any("near guessing among" in str(line) for line in evaluation_tables(evaluation)[1:])
     record = json.loads((run / "evaluation" / "test.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from lm.engine.events import no_report
-from lm.engine.loop import seed_everything
+from lm.engine.rng import seed_everything
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.corpora.corpus import load_codec, load_split
 from lm.language.corpora.prepare import PrepareOptions, prepare

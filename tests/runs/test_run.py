@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from lm.config.load import Resolved
 from lm.disk.storage import sealed
 from lm.errors import ConfigError, Interrupted, StorageError
-from lm.runs.run import Run, StopFlag
-from lm.stop import NOTICE
+from lm.runs.run import Run
+from lm.stop import NOTICE, StopFlag
 from tests.support import faults
 
 RESUMABLE = frozenset({"train.max_steps"})

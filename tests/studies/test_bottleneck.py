@@ -227,6 +227,8 @@ def test_a_damaged_file_of_points_is_named(line: str, tmp_path: Path) -> None:
         ({"lr": math.nan}, "--lr nan: must be a number from 1e-30 to 1e+30"),
         ({"lr": 1e300}, "--lr 1e+300: must be a number from"),
         ({"embedding_sizes": (2, 20_000_000)}, "--embedding-sizes 20000000: must be at most 10000000"),
+        ({"heads": ("mfs",), "vocab": 3}, "--vocab 3: mfs needs 4 words; raise it"),
+        ({"heads": ("cpr",), "vocab": 9}, "--vocab 9: cpr needs 10 words; raise it"),
         ({"spread": 1e-15}, "--rank 6: the language has rank"),
         ({"spread": math.inf}, "--spread inf: must be above 0"),
         ({"context_law": "bell\x1b"}, "--context-law"),

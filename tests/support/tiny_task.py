@@ -15,7 +15,9 @@ from dialog.config import DialogConfig
 from lm.config.load import Resolved
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Event, Note
-from lm.engine.loop import FitResult, StepLoss, fit, seed_everything
+from lm.engine.loop import FitResult, fit
+from lm.engine.rng import seed_everything
+from lm.engine.update import StepLoss
 from lm.runs.run import Run
 
 V, H, B, T = 11, 6, 3, 4  # vocabulary, hidden size, streams, window length
