@@ -1,6 +1,6 @@
-"""Draws the generated parts of README.md and docs/: keys of configs, the API, tables of results, pictures.
+"""Draws what is generated: keys of configs, the API, tables and pictures of the pages, sizes of presets.
 
-python scripts/docs.py             # after a change of a schema, a docstring or results/*.json
+python scripts/docs.py             # after a change of a schema, a preset, a docstring or results/*.json
 python scripts/docs.py --check     # names what is out of date, and ends with 1
 
 A generated part stands between the comments ``<!-- scripts/docs.py NAME -->`` and ``<!-- end -->``.
@@ -18,6 +18,7 @@ from typing import Any
 from command_line import Options, run_script
 from pages.head_pictures import head_picture
 from pages.page_tables import page_tables
+from pages.preset_sizes import preset_sizes
 from pages.result_pictures import result_pictures
 from pages.table_forms import markdown
 
@@ -248,11 +249,11 @@ def is_current(path: Path, new: str, *, check: bool) -> bool:
 
 def main() -> None:
     parser = Options(__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; 1 if a page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 if a file is out of date")
     options = parser.parse_args()
     tables = {f"table {name}": partial(str, text) for name, text in page_tables(ROOT / "results").items()}
     parts = {"configs": configs, "api": api} | tables
-    files = pictures()
+    files = pictures() | preset_sizes()
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         files[page] = drawn(page.read_text(encoding="utf-8"), parts, page.name)
     stale = []

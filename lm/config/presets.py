@@ -77,7 +77,7 @@ def preset_folder(family: str) -> Path:
 
 
 def recorded_parameters(family: str) -> dict[str, dict[str, str | int]]:
-    """Parameters by preset and fingerprints of their sizes, from ``scripts/preset_sizes.py``."""
+    """Parameters by preset and fingerprints of their sizes, from ``scripts/docs.py``."""
     path = preset_folder(family) / SIZES
     found: dict[str, dict[str, str | int]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return found

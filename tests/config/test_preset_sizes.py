@@ -1,18 +1,15 @@
-"""Parameters of presets: counted by hand, published and recorded."""
+"""Recorded parameters of presets, which scripts/docs.py counts: by hand, and as published."""
 
 from itertools import pairwise
 
 import pytest
 from pydantic import BaseModel
 
-from dialog.config import DialogConfig
-from dialog.describe import describe as describe_dialog
 from lm.cells.config import CellConfig
 from lm.config.load import load_config
-from lm.config.presets import preset_names, recorded_parameters, sizes_of
+from lm.config.presets import recorded_parameters, sizes_of
 from lm.heads.registry import HEADS
 from lm.language.config import LmConfig
-from lm.language.describe import describe
 from tests.support.lm_presets import PRESETS, preset
 
 
@@ -92,7 +89,6 @@ def test_models_are_as_large_as_published(name: str, millions: float) -> None:
 
 def test_gates_of_dialog_models_are_counted() -> None:
     """Embedding; encoder of two levels; bridge, decoder and head of a Mogrifier with a mixture."""
-    config = load_config("switchboard_small_mogrifier_mos", DialogConfig, family="dialog").config
     words, size, hidden, rank = 10_000 + 2, 112, 228, 40
 
     def layer(inputs: int, outputs: int) -> int:
@@ -101,20 +97,7 @@ def test_gates_of_dialog_models_are_counted() -> None:
 
     expected = words * size + words + 2 * layer(size, 114) + layer(2 * 114 + 2, hidden) + layer(size, hidden)
     expected += 2 * (hidden + 1) * hidden + 3 * (hidden + 1) * size + 3 * hidden
-    assert describe_dialog(config)["parameters"] == expected
-
-
-@pytest.mark.parametrize("family", ["lm", "dialog"])
-def test_recorded_sizes_of_presets_are_those_of_their_models(family: str) -> None:
-    """Written anew by scripts/preset_sizes.py; what is out of date is counted, which takes seconds."""
-    recorded, counted = recorded_parameters(family), dict[str, tuple[str, int]]()
-    for name in preset_names(family):
-        if family == "lm":
-            counted[name] = (sizes_of(preset(name)), describe(preset(name))["parameters"])
-        else:
-            config = load_config(name, DialogConfig, family=family).config
-            counted[name] = (sizes_of(config), describe_dialog(config)["parameters"])
-    assert {name: (entry["of"], entry["parameters"]) for name, entry in recorded.items()} == counted
+    assert recorded_parameters("dialog")["switchboard_small_mogrifier_mos"]["parameters"] == expected
 
 
 def test_sizes_of_a_transformer_count() -> None:
