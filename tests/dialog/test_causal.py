@@ -1,7 +1,6 @@
 """Dialog models on a pretrained causal network: the turns are one stream, the loss is on the response."""
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,19 @@ pytest.importorskip("transformers")
 from dialog.batches import list_examples
 from dialog.causal import stream
 from dialog.cli import main
-from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs
 from dialog.task import encode_dialogs
-from dialog.train import train
 from dialog.trained import TrainedModel
-from lm.config.load import load_config
-from lm.engine.events import no_report
 from lm.errors import DataError
-from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import EOS, Codec
 from tests.support.pretrained import save_model, save_tokenizer, tiny_configs
-from tests.support.pretrained_dialog import codec_here, config, model_of, write_talk
+from tests.support.pretrained_dialog import (
+    assert_resumes_without_the_folder,
+    codec_here,
+    config,
+    model_of,
+    write_talk,
+)
 from tests.support.tiny_dialog import SAID
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
@@ -94,19 +94,7 @@ def test_a_reply_beyond_the_room_of_the_trunk_is_refused_before_the_context_is_f
 def test_a_run_resumes_without_the_folder_and_answers(
     corpus: Path, ending: Callable[..., tuple[int, str, str]]
 ) -> None:
-    """Bit for bit, also with recomputed activations; the first validation is the pretrained model's."""
-    resolved = load_config("run.toml", DialogConfig, family="dialog")
-    train(resolved, Path("whole"), no_report)
-    for steps in (3, 6):
-        changes = [f"train.max_steps={steps}", "model.recompute=true"]
-        train(
-            load_config("run.toml", DialogConfig, family="dialog", overrides=changes), Path("cut"), no_report
-        )
-        shutil.rmtree("folder", ignore_errors=True)
-    weights = [CheckpointStore(Path(run, "checkpoints")).weights("last") for run in ("whole", "cut")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
-    assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
+    assert_resumes_without_the_folder(ending)
     assert ending(main, "export", "cut", "out")[0] == 0
 
 

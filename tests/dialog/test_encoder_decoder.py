@@ -32,7 +32,13 @@ from lm.errors import DataError
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
 from tests.support.pretrained import edit, save_model, save_tokenizer, tiny_pairs
-from tests.support.pretrained_dialog import codec_here, config, model_of, write_talk
+from tests.support.pretrained_dialog import (
+    assert_resumes_without_the_folder,
+    codec_here,
+    config,
+    model_of,
+    write_talk,
+)
 from tests.support.tiny_dialog import SAID
 
 PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
@@ -169,19 +175,8 @@ def test_a_forced_first_token_is_read_before_every_response(corpus: Path, kind: 
 def test_a_run_resumes_without_the_folder_and_answers(
     corpus: Path, ending: Callable[..., tuple[int, str, str]], kind: str
 ) -> None:
-    """Bit for bit, also with recomputed activations; the first validation is the pretrained model's."""
     save(corpus / "folder", kind)
-    train(load_config("run.toml", DialogConfig, family="dialog"), Path("whole"), no_report)
-    for steps in (3, 6):
-        changes = [f"train.max_steps={steps}", "model.recompute=true"]
-        train(
-            load_config("run.toml", DialogConfig, family="dialog", overrides=changes), Path("cut"), no_report
-        )
-        shutil.rmtree("folder", ignore_errors=True)
-    weights = [CheckpointStore(Path(run, "checkpoints")).weights("last") for run in ("whole", "cut")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
-    assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
+    assert_resumes_without_the_folder(ending)
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])

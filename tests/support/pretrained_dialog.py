@@ -1,12 +1,20 @@
 """A dialog run on a pretrained model in the folder ``folder``: its config, codec and model."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+from dialog.cli import main
 from dialog.config import DialogConfig
 from dialog.corpora.corpus import load_dialogs, train_codec
 from dialog.seq2seq import Seq2Seq, start_dialog
 from dialog.task import build_model
+from dialog.train import train
 from lm.config.load import load_config
+from lm.engine.events import no_report
+from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
 from tests.support.tiny_dialog import write_corpus
 
@@ -62,3 +70,18 @@ def model_of(settings: DialogConfig, codec: Codec) -> Seq2Seq:
     model = build_model(settings, codec)
     start_dialog(settings, model.embedding, model.decoder, model.head)
     return model.eval()
+
+
+def assert_resumes_without_the_folder(ending: Callable[..., tuple[int, str, str]]) -> None:
+    """Bit for bit, also with recomputed activations, as the run ``cut``, which can be evaluated."""
+    train(load_config("run.toml", DialogConfig, family="dialog"), Path("whole"), no_report)
+    for steps in (3, 6):
+        changes = [f"train.max_steps={steps}", "model.recompute=true"]
+        train(
+            load_config("run.toml", DialogConfig, family="dialog", overrides=changes), Path("cut"), no_report
+        )
+        shutil.rmtree("folder", ignore_errors=True)
+    weights = [CheckpointStore(Path(run, "checkpoints")).weights("last") for run in ("whole", "cut")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert ending(main, "evaluate", "cut", "--json", "result.json")[0] == 0
+    assert ending(main, "evaluate", "cut", "--set", "decode.method=sample")[0] == 0
