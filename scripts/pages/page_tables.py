@@ -59,10 +59,6 @@ PAIRS = {  # labels of further tests by file
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
         ("Mogrifier, softmax, rate .004", "softmax, rate .004"),
-        ("softmax ×4, rate .004", "softmax, rate .004"),
-        ("softmax ×4, dropout .1", "softmax, dropout .1"),
-        ("MoC ×4, K = 3, dropout .1", "softmax, dropout .1"),
-        ("MoS ×4, K = 3, dropout .1", "softmax, dropout .1"),
         ("MoS ×4, K = 3, dropout .1", "softmax ×4, dropout .1"),
         ("DOC ×4, 2 + 1 components of two layers, dropout .1", "MoS ×4, K = 3, dropout .1"),
     ),
@@ -85,15 +81,24 @@ PAIRS = {  # labels of further tests by file
         ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
         ("Mogrifier, softmax ×4", "softmax ×4"),
         ("Mogrifier, MoS ×4, K = 3", "MoS ×4, K = 3"),
-        ("softmax ×4, rate .006", "softmax, rate .006"),
-        ("MoS ×4, K = 3, rate .006", "softmax, rate .006"),
-        ("MoS ×1, K = 3, rate .006", "softmax, rate .006"),
-        ("softmax ×4, dropout .1", "softmax, dropout .1"),
-        ("MoS ×4, K = 3, dropout .1", "softmax, dropout .1"),
-        ("softmax ×4, rate .006, dropout .1", "softmax, rate .006, dropout .1"),
-        ("MoC ×4, K = 3, rate .006, dropout .1", "softmax, rate .006, dropout .1"),
-        ("MoS ×4, K = 3, rate .006, dropout .1", "softmax, rate .006, dropout .1"),
         ("MoS ×4, K = 3, rate .006, dropout .1", "softmax ×4, rate .006, dropout .1"),
+    ),
+}
+SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid of leads by file
+    "ptb_small": (
+        ("softmax ×4", "MoC ×4, K = 3", "MoS ×4, K = 3", "DOC ×4, 2 + 1 components of two layers"),
+        {"rate .008, dropout .2": "{}", "rate .004": "{}, rate .004", "dropout .1": "{}, dropout .1"},
+    ),
+    "switchboard_bleu": (
+        ("softmax ×4", "MoC ×4, K = 3", "MoS ×4, K = 3", "MoS ×1, K = 3"),
+        {
+            "rate .003, dropout .2": "{}",
+            "rate .006": "{}, rate .006",
+            "dropout .1": "{}, dropout .1",
+            "rate .006, dropout .1": "{}, rate .006, dropout .1",
+            "Mogrifier": "Mogrifier, {}",
+            "attention": "attention, {}",
+        },
     ),
 }
 SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline and of the whole lead
@@ -167,11 +172,13 @@ def page_tables(folder: Path) -> dict[str, str]:
         tests = SeedTests(entries)
         tables[f"{file}, tests"] = tests.leads(BASELINES)
         tables[f"{file}, spreads"] = tests.spreads()
-        tables[f"{file}, pairs"] = SeedTests([*entries, *trial_entries(folder, file)]).pairs(pairs)
+        tried = SeedTests([*entries, *trial_entries(folder, file)])
+        tables[f"{file}, pairs"] = tried.pairs(pairs)
+        tables[f"{file}, settings"] = tried.grid(BASELINES[0], *SETTINGS[file])
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
-    tried = {name: trials(folder, files) for name, files in TRIALS.items()}
-    return tables | tried | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+    of_trials = {name: trials(folder, files) for name, files in TRIALS.items()}
+    return tables | of_trials | {"ptb_small, leads": leads(folder)} | study_tables(folder)
 
 
 def trial_entries(folder: Path, file: str) -> list[Any]:

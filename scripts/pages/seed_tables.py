@@ -99,6 +99,20 @@ class SeedTests:
         ]
         return markdown(["head", "seeds", "other head", "its seeds", "nats ahead"], rows)
 
+    def grid(self, baseline: str, labels: Sequence[str], settings: Mapping[str, str]) -> str:
+        """Table of nats by which each label is ahead of a baseline by setting, whose form completes both.
+
+        Means over the seeds that each has, with the number of seeds of the label.
+        """
+        rows = []
+        for label in labels:
+            cells = [label]
+            for form in settings.values():
+                model, base = self._first(form.format(label)), self._first(form.format(baseline))
+                cells.append(f"{_lead(model, base):.3f} ({len(model.runs)})" if model and base else "not run")
+            rows.append(cells)
+        return markdown(["head", *settings], rows)
+
     def shares(self, baseline: str, whole: str) -> str:
         """Table of the leads over a baseline as shares of that of another head, of models of several seeds.
 
@@ -131,7 +145,7 @@ class SeedTests:
         if model is base:
             return "none"
         if self._spread is None and min(len(model.runs), len(base.runs)) == 1:
-            return f"{float(means(base.runs).mean() - means(model.runs).mean()):.3f}, no test"
+            return f"{_lead(model, base):.3f}, no test"
         p, change = Contrasts([base.runs, model.runs], self._counts, self._spread).test((1, -1))
         half = (change.high - change.low) / 2
         return f"{change.estimate:.3f} ± {half:.3f}, {p_text(p, LEAST_P)}"
@@ -159,6 +173,11 @@ class _Model:
     @property
     def seeds(self) -> str:
         return ", ".join(map(str, sorted(self.by_seed)))
+
+
+def _lead(model: _Model, base: _Model) -> float:
+    """Nats by which a model is ahead of another, of means over the seeds that each has."""
+    return float(means(base.runs).mean() - means(model.runs).mean())
 
 
 def _sums(entry: Entry) -> ScoreSums:

@@ -108,6 +108,21 @@ def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
+def test_a_grid_has_the_leads_of_the_same_setting() -> None:
+    from pages.seed_tables import SeedTests
+
+    nats = {"softmax": [4.50, 4.52], "MoS": [4.45, 4.46, 4.44], "softmax, fast": [4.3], "MoS, fast": [4.4]}
+    entries = [entry(head, seed, value) for head, found in nats.items() for seed, value in enumerate(found)]
+    grid = SeedTests(entries).grid("softmax", ["MoS", "DOC"], {"slow": "{}", "fast": "{}, fast"})
+    assert grid.splitlines() == [
+        "| head | slow | fast |",
+        "|---|---|---|",
+        "| MoS | 0.060 (3) | -0.100 (1) |",
+        "| DOC | not run | not run |",
+    ]
+
+
+@pytest.mark.usefixtures("scripts")
 def test_an_entry_of_another_config_is_no_seed_of_a_model() -> None:
     from pages.seed_tables import SeedTests
 
