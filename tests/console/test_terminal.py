@@ -1,7 +1,6 @@
 """Nothing that a terminal obeys survives, and plain text is left alone."""
 
 import io
-import re
 import time
 import unicodedata
 
@@ -11,19 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lm.console.terminal import sanitize, unmarked
+from tests.support.terminal_text import FORBIDDEN, anything, mixtures
 
-DANGEROUS = [
-    "\x1b", "\x9b", "\x9d", "\x90", "\x9c", "\x07", "\x18", "\r", "\b", "\x00", "\x7f", "\x85",
-    "\u202e", "\u2066", "\u200f", "\u061c", "\u200b", "\ufeff", "\ud800", "\udcff", "\U000e0041",
-    "[", "]", "P", "_", "^", "X", "\\",
-    "31m", "2J", "52;c;", "?1049h", "(B", ";", "0", " ", "\n", "\t", "hello",
-]  # fmt: skip
-FORBIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ud800-\udfff]"
-)
 TAGS = "".join(map(chr, range(0xE0000, 0xE0080)))  # invisible, though Unicode assigns only some of them
-mixtures = st.lists(st.sampled_from(DANGEROUS) | st.text(max_size=3), max_size=30).map("".join)
-anything = st.text(st.characters(codec=None), max_size=60)  # surrogates too
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dialog.chat.repl import COMMANDS
 from dialog.chat.transcript import one_line, read_transcript
-from tests.console.test_terminal import anything, mixtures
+from tests.support.terminal_text import anything, mixtures
 from tests.support.toy_chat import chat_lines, conversation, heard, safe
 
 NAMES = (

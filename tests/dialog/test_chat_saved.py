@@ -20,7 +20,7 @@ from dialog.corpora.corpus import load_dialogs
 from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
 from lm.errors import StorageError
-from tests.console.test_terminal import anything
+from tests.support.terminal_text import anything
 from tests.support.toy_chat import chat_lines, conversation, safe
 from tests.support.toy_responder import ToyResponder
 

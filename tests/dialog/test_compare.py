@@ -15,51 +15,7 @@ from dialog.compare import compare, comparison_tables
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.compare import Resampling
-from tests.support.kept_records import edit_record, keep_record
-
-DIALOGS, TURNS = 20, 15
-
-
-def write_run(folder: Path, *, seed: int = 1, better: float = 0.0, name: str = "test", **facts: Any) -> Path:
-    """An evaluation with made-up scores; ``better`` nats a token and BLEU points above the common scores."""
-    common, own = np.random.default_rng(0), np.random.default_rng(seed)
-    contexts = DIALOGS * TURNS
-    tokens = common.integers(1, 20, contexts)
-    nll = tokens * (common.normal(4, 1, contexts) + own.normal(0, 0.3, contexts) - better)
-    sides = {
-        side: (common.uniform(0, 0.5, (contexts, 4)) + own.normal(0, 0.05, (contexts, 4)) + better).tolist()
-        for side in ("precision", "recall")
-    }
-    bleu = {str(n): {side: float(np.mean(sides[side], 0)[n - 1]) for side in sides} for n in (1, 2, 3, 4)}
-    scores = ("intra_distinct_1", "intra_distinct_2", "inter_distinct_1", "inter_distinct_2", "mean_length")
-    result = {
-        **dict.fromkeys((*scores, "most_common_share", "perplexity_batch_mean"), 0.5),
-        "head": "mos",
-        "parameters": 1234567,
-        "checkpoint": "best",
-        "seed": seed,
-        "decode": {"method": "beam", "beam": 10, "nbest": 5},
-        "data": {"sha256": "d"},
-        "vocabulary_sha256": "v",
-        "contexts": contexts,
-        "tokens": int(tokens.sum()),
-        "nll": float(nll.sum() / tokens.sum()),
-        "perplexity": float(np.exp(nll.sum() / tokens.sum())),
-        "bleu": bleu,
-        "bleu_legacy": bleu,
-        "legacy_undefined_share": 0.25,
-        "sacrebleu": {"score": 1.0, "signature": "s"},
-    } | facts
-    record = {
-        "dialog": np.repeat(np.arange(DIALOGS), TURNS).tolist(),
-        "turn": [*range(TURNS)] * DIALOGS,
-        "nll": nll.tolist(),
-        "tokens": tokens.tolist(),
-        "bleu": sides,
-        "bleu_legacy": sides,
-    }
-    keep_record(folder, name, result, record)
-    return folder
+from tests.support.kept_records import DIALOGS, TURNS, edit_record, keep_scores
 
 
 def p_of(*runs: Path, seed: int = 1) -> dict[str, float]:
@@ -68,14 +24,14 @@ def p_of(*runs: Path, seed: int = 1) -> dict[str, float]:
 
 
 def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
-    p = p_of(write_run(tmp_path / "a"), write_run(tmp_path / "b"))
+    p = p_of(keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b"))
     assert set(p.values()) == {1.0}
     versions, orders, sides = ("bleu", "bleu_legacy"), "1234", ("precision", "recall")
     assert set(p) == {"perplexity", *(f"{v}/{n}/{s}" for v in versions for n in orders for s in sides)}
 
 
 def test_the_interval_of_a_score_contains_it(tmp_path: Path) -> None:
-    row = compare([write_run(tmp_path / "a")], resamples=1000).runs[0]
+    row = compare([keep_scores(tmp_path / "a")], resamples=1000).runs[0]
     for name, value in (("perplexity", row.perplexity), ("bleu/2/recall", row.score("bleu/2/recall"))):
         found = row.interval[name]
         assert found.estimate == pytest.approx(value)
@@ -83,9 +39,9 @@ def test_the_interval_of_a_score_contains_it(tmp_path: Path) -> None:
 
 
 def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> None:
-    guess = write_run(tmp_path / "a", near_guessing=True)
-    worse = write_run(tmp_path / "b", seed=2, better=0.3, near_guessing=True)
-    better = write_run(tmp_path / "c", seed=2, better=0.3)
+    guess = keep_scores(tmp_path / "a", near_guessing=True)
+    worse = keep_scores(tmp_path / "b", seed=2, better=0.3, near_guessing=True)
+    better = keep_scores(tmp_path / "c", seed=2, better=0.3)
     assert set(p_of(guess, worse).values()) == {None}
     assert max(p_of(guess, better).values()) < 0.01
     comparison = compare([guess, worse, better], resamples=1000)
@@ -94,7 +50,7 @@ def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> N
 
 
 def test_clear_differences_are_significant_in_both_directions(tmp_path: Path) -> None:
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.3)
+    a, b = keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b", seed=2, better=0.3)
     assert max(p_of(a, b).values()) < 0.01
     assert max(p_of(b, a).values()) < 0.01
     assert min(p_of(a, b).values()) == pytest.approx(2 / 2001), "never 0"
@@ -102,14 +58,14 @@ def test_clear_differences_are_significant_in_both_directions(tmp_path: Path) ->
 
 def test_noise_is_rarely_significant(tmp_path: Path) -> None:
     """Two runs of the same quality: p below .1 about one time in ten, over 17 scores and 12 pairs."""
-    first = write_run(tmp_path / "a", seed=99)
-    p = [v for seed in range(12) for v in p_of(first, write_run(tmp_path / "b", seed=100 + seed)).values()]
+    first = keep_scores(tmp_path / "a", seed=99)
+    p = [v for seed in range(12) for v in p_of(first, keep_scores(tmp_path / "b", seed=100 + seed)).values()]
     assert 0.0 < np.mean(np.array(p) < 0.1) < 0.25
     assert 0.3 < np.mean(p) < 0.7
 
 
 def test_p_values_equal_a_plain_bootstrap_over_conversations(tmp_path: Path) -> None:
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=3, better=0.02)
+    a, b = keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b", seed=3, better=0.02)
     left, right = (json.loads((run / "evaluation/test.json").read_text())["contexts"] for run in (a, b))
     tokens = np.array(left["tokens"]).reshape(DIALOGS, TURNS)
     nll = (np.array(right["nll"]) - left["nll"]).reshape(DIALOGS, TURNS)
@@ -127,13 +83,13 @@ def test_p_values_equal_a_plain_bootstrap_over_conversations(tmp_path: Path) -> 
 
 
 def test_the_seed_fixes_the_p_values(tmp_path: Path) -> None:
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.01)
+    a, b = keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b", seed=2, better=0.01)
     assert p_of(a, b) == p_of(a, b)
     assert p_of(a, b) != p_of(a, b, seed=2)
 
 
 def test_too_few_conversations_have_no_p_value(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name) for name in "ab"]
+    runs = [keep_scores(tmp_path / name) for name in "ab"]
     for run in runs:
         damage(run, "contexts", "dialog", value=[0] * (DIALOGS * TURNS))
     assert set(p_of(*runs).values()) == {None}
@@ -149,7 +105,7 @@ def test_the_tables_show_every_score_of_every_run_and_every_p(tmp_path: Path, wi
     from rich.console import Console
 
     names = ("softmax", "moc", "mos", "moss")
-    runs = [write_run(tmp_path / name, seed=seed, better=0.1 * seed) for seed, name in enumerate(names)]
+    runs = [keep_scores(tmp_path / name, seed=seed, better=0.1 * seed) for seed, name in enumerate(names)]
     comparison = compare(runs)
     assert comparison.bootstrap == Resampling(10_000, 1, "dialog", DIALOGS)
     assert comparison.runs[0].p == {}
@@ -167,7 +123,7 @@ def test_the_tables_show_every_score_of_every_run_and_every_p(tmp_path: Path, wi
 
 
 def test_one_run_alone_is_a_table_too(tmp_path: Path) -> None:
-    comparison = compare([write_run(tmp_path / "a", head="[red]x")])
+    comparison = compare([keep_scores(tmp_path / "a", head="[red]x")])
     scores, caption = comparison_tables(comparison)
     assert isinstance(scores, Table)
     assert scores.cells()[0]["head"] == "[red]x"
@@ -175,12 +131,12 @@ def test_one_run_alone_is_a_table_too(tmp_path: Path) -> None:
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
-    a = write_run(tmp_path / "a")
-    other = write_run(tmp_path / "b", data={"sha256": "e"})
+    a = keep_scores(tmp_path / "a")
+    other = keep_scores(tmp_path / "b", data={"sha256": "e"})
     with pytest.raises(DataError, match=r"b and .*a: evaluated on different data"):
         compare([a, other])
     with pytest.raises(DataError, match="their vocabularies differ"):
-        compare([a, write_run(tmp_path / "c", vocabulary_sha256="w")])
+        compare([a, keep_scores(tmp_path / "c", vocabulary_sha256="w")])
     with pytest.raises(StorageError, match="no such run"):
         compare([a, tmp_path / "empty"])
     (tmp_path / "empty").mkdir()
@@ -198,7 +154,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare([a, tmp_path / "empty"])
     with pytest.raises(DataError, match="has no evaluation valid"):
         compare([a], name="valid")
-    write_run(tmp_path / "a", name="valid")
+    keep_scores(tmp_path / "a", name="valid")
     with pytest.raises(ConfigError, match="choose one with --name: test, valid"):
         compare([a])
     assert compare([a], name="valid").name == "valid"
@@ -210,7 +166,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 
 def test_runs_of_two_directions_are_refused(tmp_path: Path) -> None:
     runs = [
-        write_run(tmp_path / name, data={"sha256": name, "source": "t"}) for name in ("forward", "backward")
+        keep_scores(tmp_path / name, data={"sha256": name, "source": "t"}) for name in ("forward", "backward")
     ]
     for run in runs:
         config = {"config": {"data": {"direction": run.name}}, "provenance": {}}
@@ -237,7 +193,7 @@ def damage(run: Path, *keys: str, value: Any = None) -> None:
     ("column", "message"), [("tokens", "equal data.max_response"), ("turn", "--limit"), ("dialog", "--limit")]
 )
 def test_runs_that_count_other_tokens_are_refused(tmp_path: Path, column: str, message: str) -> None:
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    a, b = keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b")
     damage(b, "contexts", column, value=[99] * (DIALOGS * TURNS))
     with pytest.raises(DataError, match=message):
         compare([a, b])
@@ -252,29 +208,29 @@ def test_runs_that_count_other_tokens_are_refused(tmp_path: Path, column: str, m
     ],
 )  # fmt: skip
 def test_missing_keys_are_named(tmp_path: Path, keys: tuple[str, ...]) -> None:
-    damage(write_run(tmp_path / "a"), *keys)
+    damage(keep_scores(tmp_path / "a"), *keys)
     with pytest.raises(StorageError, match=rf"test\.json: has no {'.'.join(keys)}.*dialog evaluate"):
         compare([tmp_path / "a"])
 
 
 @pytest.mark.parametrize("value", [[1.0], 3])
 def test_columns_that_do_not_match_are_damage(tmp_path: Path, value: object) -> None:
-    damage(write_run(tmp_path / "a"), "contexts", "nll", value=value)
+    damage(keep_scores(tmp_path / "a"), "contexts", "nll", value=value)
     with pytest.raises(StorageError, match=r"test\.json: its contexts do not match"):
         compare([tmp_path / "a"])
 
 
 def test_the_caption_warns_of_different_decoding(tmp_path: Path) -> None:
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    a, b = keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b")
     assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method beam, beam 10"
-    write_run(b, checkpoint="last", decode={"method": "beam", "beam": 10, "nbest": 1})
+    keep_scores(b, checkpoint="last", decode={"method": "beam", "beam": 10, "nbest": 1})
     caption = str(comparison_tables(compare([a, b]))[-1])
     assert caption.startswith("Warning: checkpoint, nbest differ between the runs. ")
     assert "b: checkpoint last, method beam, beam 10, nbest 1" in caption
 
 
 def test_p_values_of_few_conversations_come_with_a_warning(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    runs = [keep_scores(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
     assert len(comparison_tables(compare(runs))) == 3, "20 conversations are enough"
     for run in runs:
         damage(run, "contexts", "dialog", value=[number % 19 for number in range(DIALOGS * TURNS)])
@@ -284,12 +240,12 @@ def test_p_values_of_few_conversations_come_with_a_warning(tmp_path: Path) -> No
 
 def test_the_caption_has_only_keys_that_take_part(tmp_path: Path) -> None:
     sampled = {"method": "sample", "beam": 10, "nbest": 5}
-    a = write_run(tmp_path / "a", decode=sampled)
-    b = write_run(tmp_path / "b", decode=sampled | {"beam": 3})
+    a = keep_scores(tmp_path / "a", decode=sampled)
+    b = keep_scores(tmp_path / "b", decode=sampled | {"beam": 3})
     assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method sample"
     searched = {"method": "beam", "beam": 3, "nbest": 5}
-    write_run(a, decode=searched)
-    write_run(b, decode=searched | {"temperature": 0.7, "seed": 3})
+    keep_scores(a, decode=searched)
+    keep_scores(b, decode=searched | {"temperature": 0.7, "seed": 3})
     assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method beam, beam 3"
 
 
@@ -297,7 +253,7 @@ def test_the_caption_has_only_keys_that_take_part(tmp_path: Path) -> None:
     "content", ["", "{}", "[1]", '{"format": 2}', '{"format": 1, "result": 3, "contexts": {}}']
 )
 def test_damaged_evaluations_are_named(tmp_path: Path, content: str) -> None:
-    path = write_run(tmp_path / "a") / "evaluation/test.json"
+    path = keep_scores(tmp_path / "a") / "evaluation/test.json"
     path.write_text(content)
     with pytest.raises(StorageError, match=r"test\.json: "):
         compare([tmp_path / "a"])

@@ -13,8 +13,8 @@ from lm.engine.update import Sums, Updater
 from lm.language.task import LmTask
 from lm.parallel.group import ALONE, Group
 from lm.stop import StopFlag
-from tests.parallel.test_training import LM
 from tests.support.ranks import together
+from tests.support.shared_training import LM
 from tests.support.tiny_training import resolved, task, write_corpus
 
 SEVERAL = ("optim.name=sgd", "train.accumulate=2", "window.random=true")  # windows of unequal length

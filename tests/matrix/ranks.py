@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.matrix.row import Case
-from tests.parallel.test_training import LM
 from tests.support.launching import command, ended, started, wait_for, workers
 from tests.support.outcomes import outcome
+from tests.support.shared_training import LM
 from tests.support.tiny_training import write_corpus
 
 STEPS = ("--set", "train.max_steps=60", "--set", "train.checkpoint_every=5")

@@ -23,8 +23,8 @@ from lm.console.app import show
 from lm.console.tables import Table
 from lm.console.terminal import sanitize, unmarked
 from lm.errors import visible
-from tests.console.test_terminal import DANGEROUS, FORBIDDEN
 from tests.matrix.row import Case
+from tests.support.terminal_text import DANGEROUS, FORBIDDEN
 from tests.support.toy_responder import ToyResponder
 
 MARKUP = ("[bold]x[/bold]", "[/foo]", "[link=http://x]y[/link]", ":smile:", "\x1b]8;;http://x\x1b\\y")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.test_training import LM, trained
 from tests.support.launching import command, ended, started, wait_for, workers
 from tests.support.outcomes import outcome
+from tests.support.shared_training import LM, trained
 from tests.support.tiny_training import write_corpus
 
 pytestmark = pytest.mark.slow

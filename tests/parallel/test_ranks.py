@@ -10,10 +10,10 @@ import pytest
 
 from lm.cli import main
 from lm.runs.checkpoint import CheckpointStore
-from tests.parallel.test_training import LM
 from tests.support.faulty_rank import faulty
 from tests.support.forked import ranks
 from tests.support.outcomes import outcome
+from tests.support.shared_training import LM
 from tests.support.tiny_lm import write_run
 from tests.support.tiny_training import write_corpus
 

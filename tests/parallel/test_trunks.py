@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.parallel.test_training import LM, trained
 from tests.support.pretrained import save_model, save_pretrained, save_tokenizer, tiny_configs, tiny_pairs
 from tests.support.pretrained_dialog import write_talk
+from tests.support.shared_training import LM, trained
 from tests.support.tiny_dialog import SAID
 from tests.support.tiny_training import write_corpus
 

@@ -28,9 +28,8 @@ from lm.report.page import report_of
 from lm.report.train_command import train_command
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import load_evaluation, spread
-from tests.dialog.test_compare import write_run
 from tests.support.command_lines import Outcome
-from tests.support.kept_records import keep_record
+from tests.support.kept_records import keep_record, keep_scores
 
 HOSTILE = "<script>alert('&\"')</script>"
 EVIL = "</pre><img src=http://x.test/?\u202e\x1b[31m>"
@@ -46,7 +45,7 @@ def dialog_run(
     save_config(resolved, folder / "config.json")
     lines = [f'{{"step": {step}, "split": "valid", "nll": {5 - step / 9}}}\n' for step in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-    write_run(folder, **facts)
+    keep_scores(folder, **facts)
     made = load_evaluation(folder, "test", (), (), "dialog")
     use = {
         **{"head": "mos", "usage": [0.25, 0.75], "prior_perplexity": 1.5, "components": 2, "tokens": 9},

@@ -11,7 +11,7 @@ from lm.bootstrap import Interval, Resamples, intervals
 from lm.report.verdict import Judgement, judgement, reading
 from lm.runs.compare import ComparedRun, ComparedRuns, Resampling
 from lm.runs.pooling import OverSeeds, PooledRuns
-from tests.dialog.test_compare import write_run
+from tests.support.kept_records import keep_scores
 
 
 def compared(
@@ -125,7 +125,7 @@ def test_intervals_are_quantiles_of_resampled_ratios() -> None:
 
 
 def test_changes_turn_round_with_the_runs(tmp_path: Path) -> None:
-    first, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, better=0.02)
+    first, other = keep_scores(tmp_path / "a"), keep_scores(tmp_path / "b", seed=2, better=0.02)
     there = compare([first, other], resamples=1000).runs[1].change
     back = compare([other, first], resamples=1000).runs[1].change
     for mine, theirs in zip(there["perplexity"], (back["perplexity"][i] for i in (0, 2, 1)), strict=True):

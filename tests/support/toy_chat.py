@@ -7,7 +7,7 @@ from typing import Any
 from dialog.batches import Example
 from dialog.chat.conversation import Conversation
 from dialog.chat.repl import Repl
-from tests.console.test_terminal import FORBIDDEN
+from tests.support.terminal_text import FORBIDDEN
 from tests.support.toy_responder import ToyResponder
 
 
