@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dialog.batches import Batch
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Memory, join_context
+from dialog.encoders import Encoder, Memory, Workload, join_context, trains
 from lm.errors import ConfigError, DataError
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
@@ -24,7 +24,7 @@ from lm.trunks.cache import CacheState
 from lm.trunks.trunk import TrunkOutputs
 
 
-class CausalContext(nn.Module):
+class CausalContext(Encoder):
     """Word vectors of the context as one sequence, which the decoder reads.
 
     Only the first utterance keeps its ``<s>``. The mark of the responder's own utterances begins as zero, so
@@ -36,6 +36,9 @@ class CausalContext(nn.Module):
         self.floor = nn.Embedding(2, size, padding_idx=0)  # vector 0 stays zero
         self.dropout = rate
         nn.init.zeros_(self.floor.weight)
+
+    def activations(self, work: Workload) -> int:
+        return work.responses * work.joined * 2 * self.floor.embedding_dim
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         tokens, floors, kept = stream(batch)
@@ -81,6 +84,10 @@ class CausalDecoder(Decoder[CacheState]):
 
         self.trunk = PretrainedTrunk(found, span, config.head.lower_layers, config.model.recompute)
         self.size, self.lower_sizes = self.trunk.size, self.trunk.lower_sizes
+
+    def activations(self, work: Workload, positions: int) -> int:
+        trunk = self.trunk
+        return trunk.activations(trunk.span, work.responses, work.device) if trains(self) else 0
 
     def start(self, memory: Memory) -> CacheState:
         return self.begin(memory.states, memory.mask)[1]

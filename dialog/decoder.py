@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from dialog.encoders import Memory
+from dialog.encoders import Memory, Workload
 from lm.heads.states import Layers
 from lm.trunks.trunk import RowState
 
@@ -45,6 +45,10 @@ class Decoder(nn.Module, ABC, Generic[DecoderStateT]):
     @abstractmethod
     def step(self, words: Tensor, state: DecoderStateT) -> tuple[Layers, DecoderStateT]:
         """One token: words (R, E) → hidden states (R, ·), and the next state."""
+
+    @abstractmethod
+    def activations(self, work: Workload, positions: int) -> int:
+        """Approximate number of numbers kept for backpropagation, where memories have so many positions."""
 
 
 AnyDecoder = Decoder[Any]

@@ -23,7 +23,7 @@ from dialog.batches import Batch
 from dialog.causal import stream
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Memory
+from dialog.encoders import Encoder, Memory, Workload, trains
 from lm.errors import ConfigError, DataError
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # loads transformers
     from lm.huggingface.encoder_decoder import EncoderDecoder, PairState
 
 
-class PretrainedEncoder(nn.Module):
+class PretrainedEncoder(Encoder):
     """The encoder of a pretrained model, which reads the context as one sequence.
 
     The mark of the responder's own utterances begins as zero, so that the network first reads what it was
@@ -54,7 +54,16 @@ class PretrainedEncoder(nn.Module):
         self.network, self.dropout = pair.encoder, config.model.dropout
         self.floor = nn.Embedding(2, found.embedding_size, padding_idx=0)  # vector 0 stays zero
         self._start, self._forced, self._words = found.start, found.forced, found.words
+        self._recompute = config.model.recompute
         nn.init.zeros_(self.floor.weight)
+
+    def activations(self, work: Workload) -> int:
+        size = self.floor.embedding_dim
+        inputs = work.responses * work.joined * 2 * size
+        if not trains(self):
+            return inputs
+        sizes = (work.responses, work.joined, size, work.device)
+        return inputs + self.network.activations(*sizes, recompute=self._recompute)
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         begin = int(batch.utterances[0, 0])
@@ -91,6 +100,13 @@ class PretrainedDecoder(Decoder[PretrainedState]):
         self.size, self.lower_sizes = found.hidden_size, (found.hidden_size,) * found.layers
         self.pair, self.network = pair, pair.decoder
         self.dropout, self._positions = config.model.dropout, found.positions
+        self._embedding_size, self._recompute = found.embedding_size, config.model.recompute
+
+    def activations(self, work: Workload, positions: int) -> int:
+        if not trains(self):
+            return 0
+        sizes = (work.responses, work.longest, positions, self._embedding_size, work.device)
+        return self.network.activations(*sizes, recompute=self._recompute)
 
     def start(self, memory: Memory) -> PretrainedState:
         return PretrainedState(memory.summary, self.network.start(memory.states, memory.mask))

@@ -1,4 +1,4 @@
-"""Recurrent encoders: context utterances → memory for the decoder.
+"""Encoders: context utterances → memory for the decoder. Their interface, and recurrent ones.
 
 ``hierarchical`` (Serban et al. 2016, sizes of Zhao et al. 2017) encodes
 each utterance with a bidirectional network, and the sequence of utterance vectors with a second network.
@@ -8,6 +8,7 @@ responder's utterances.
 U distinct utterances · R responses · S context utterances · C encoded context size · M attended positions.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,14 +48,54 @@ class Memory:
         return Memory(self.summary[rows], self.states[rows], self.mask[rows])
 
 
-class HierarchicalEncoder(nn.Module):
+class Workload(NamedTuple):
+    """Largest sizes of a shard of a training batch, for estimates of memory."""
+
+    dialogs: int  # of which the responses are
+    responses: int
+    context: int  # utterances before a response
+    words: int  # tokens of an utterance
+    longest: int  # tokens of a response
+    device: torch.device
+
+    @property
+    def joined(self) -> int:
+        """Number of tokens of a context as one sequence."""
+        return self.context * self.words
+
+
+class Encoder(nn.Module, ABC):
+    """A network that encodes contexts.
+
+    Attributes:
+        word_size: W of :class:`EncodedWords`; 0 = it has no states of words for the head.
+    """
+
+    word_size: int = 0
+
+    @abstractmethod
+    def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
+        """Encode the contexts of a batch."""
+
+    @abstractmethod
+    def activations(self, work: Workload) -> int:
+        """Approximate number of numbers kept for backpropagation."""
+
+    def positions(self, work: Workload) -> int:
+        """Number of attended positions M of a memory."""
+        return work.joined
+
+
+def trains(part: nn.Module) -> bool:
+    """True if a part has parameters that training changes."""
+    return any(parameter.requires_grad for parameter in part.parameters())
+
+
+class HierarchicalEncoder(Encoder):
     """Encodes each utterance, then the sequence of utterance vectors.
 
     Args:
         words: also hand over the words and their states, which takes some time.
-
-    Attributes:
-        word_size: W of :class:`EncodedWords`.
     """
 
     def __init__(
@@ -72,6 +113,16 @@ class HierarchicalEncoder(nn.Module):
             cell, 2 * config.utterance_size + 2, config.context_size, config.layers
         )
         self.dropout, self.word_size = dropout, 2 * config.utterance_size
+        self._by_word = 2 * embedding_size + 2 * cell.floats * config.utterance_size
+        self._by_utterance = self.word_size + 2 + cell.floats * config.context_size * config.layers
+
+    def activations(self, work: Workload) -> int:
+        utterances = work.responses + work.dialogs * work.context  # distinct ones: neighbours share contexts
+        contexts = work.responses * work.context
+        return utterances * work.words * self._by_word + contexts * self._by_utterance
+
+    def positions(self, work: Workload) -> int:
+        return work.context
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         words = embed(
@@ -91,18 +142,18 @@ class HierarchicalEncoder(nn.Module):
         return memory_of(padded(outputs), batch.context_lengths, said)
 
 
-class FlatEncoder(nn.Module):
-    """Encodes the context as one token sequence, in which every token is marked with its floor.
-
-    Attributes:
-        word_size: W of :class:`EncodedWords`.
-    """
+class FlatEncoder(Encoder):
+    """Encodes the context as one token sequence, in which every token is marked with its floor."""
 
     def __init__(self, config: EncoderConfig, cell: CellConfig, embedding_size: int, dropout: float) -> None:
         super().__init__()
         self.context = recurrent_stack(cell, embedding_size, config.context_size, config.layers)
         self.floor = nn.Embedding(2, embedding_size)
         self.dropout, self.word_size = dropout, config.context_size
+        self._by_word = 2 * embedding_size + cell.floats * config.context_size * config.layers
+
+    def activations(self, work: Workload) -> int:
+        return work.responses * work.joined * self._by_word
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         tokens, floors, lengths, _ = join_context(batch)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Memory
+from dialog.encoders import Memory, Workload
 from lm.cells.packing import packed_as, padded
 from lm.cells.stack import recurrent_stack
 from lm.heads.states import Layers
@@ -75,6 +75,15 @@ class RecurrentDecoder(Decoder[RecurrentDecoderState]):
         self.attention: Attention | None = None
         if self.config.attention != "none":
             self.attention = Attention(self.config.attention, context_size, size)
+        self._by_token = 2 * inputs + (cell.floats * self.config.layers + 1) * size
+        self._context_size = context_size
+
+    def activations(self, work: Workload, positions: int) -> int:
+        by_token = self._by_token
+        if self.attention:
+            width = self.size if self.config.attention == "additive" else 1
+            by_token += positions * (2 + 2 * width) + self._context_size + 2 * self.size
+        return work.responses * work.words * by_token
 
     def start(self, memory: Memory) -> RecurrentDecoderState:
         """State before the first token: a linear map of the encoded context (Zhao et al. 2017)."""

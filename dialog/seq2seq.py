@@ -17,7 +17,7 @@ from dialog.config import DialogConfig
 from dialog.decoder import AnyDecoder
 from dialog.decoding.steps import StepFunction
 from dialog.encoder_decoder import PretrainedDecoder, PretrainedEncoder
-from dialog.encoders import FlatEncoder, HierarchicalEncoder, Memory, embed
+from dialog.encoders import Encoder, FlatEncoder, HierarchicalEncoder, Memory, embed
 from dialog.recurrent_decoder import RecurrentDecoder
 from dialog.transformer import TransformerDecoder, TransformerEncoder
 from lm.cells.layers import uniform_parameters
@@ -59,7 +59,7 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.unk = config, unk
-        self.encoder: nn.Module
+        self.encoder: Encoder
         self.decoder: AnyDecoder
         if path := pretrained_path(config.model.trunk):
             found = found or read_architecture(path, dialog=True)
@@ -72,8 +72,8 @@ class Seq2Seq(nn.Module):
             for parameter in uniform_parameters(self, BlockStack):
                 nn.init.uniform_(parameter, -config.model.init_range, config.model.init_range)
         embedding = cast(nn.Parameter, self.embedding.weight)
-        lower, word_size = self.decoder.lower_sizes, getattr(self.encoder, "word_size", 0)
-        self.head = Head(config.head, self.decoder.size, vocab_size, embedding, lower, word_size)
+        sizes = (self.decoder.lower_sizes, self.encoder.word_size)
+        self.head = Head(config.head, self.decoder.size, vocab_size, embedding, *sizes)
 
     def encode(self, batch: Batch) -> Memory:
         """Encode the contexts of a batch. Equal utterances are encoded once."""
@@ -168,7 +168,7 @@ def by_item(nll: Tensor, rows: Tensor, batch: Batch) -> Tensor:
     return torch.empty_like(by_row).index_copy_(0, batch.order, by_row)
 
 
-def _encoder(config: DialogConfig) -> nn.Module:
+def _encoder(config: DialogConfig) -> Encoder:
     if config.encoder.kind == "transformer":
         return TransformerEncoder(config)
     sizes = (config.encoder, config.cell.of(config.encoder.cell), config.model.embedding_size)
@@ -179,7 +179,7 @@ def _encoder(config: DialogConfig) -> nn.Module:
 
 def _pretrained_parts(
     config: DialogConfig, found: Architecture, vocab_size: int
-) -> tuple[nn.Embedding, nn.Module, AnyDecoder]:
+) -> tuple[nn.Embedding, Encoder, AnyDecoder]:
     """Embedding, encoder and decoder of a model on a pretrained trunk, with random weights.
 
     DataError if the vocabulary lacks words of the pretrained model.

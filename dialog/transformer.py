@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dialog.batches import Batch
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Memory, join_context, memory_of_words
+from dialog.encoders import Encoder, Memory, Workload, join_context, memory_of_words
 from lm.heads.states import Layers
 from lm.regularize import dropout
 from lm.trunks.attention import AttentionMask, KeysValues, added, select_rows, tokens_in, turns
@@ -26,12 +26,8 @@ from lm.trunks.blocks import BlockStack, Heard
 ROWS_TOGETHER = 12
 
 
-class TransformerEncoder(nn.Module):
-    """Reads the context as one token sequence, in both directions; every token is marked with its floor.
-
-    Attributes:
-        word_size: W of :class:`dialog.encoders.EncodedWords`.
-    """
+class TransformerEncoder(Encoder):
+    """Reads the context as one token sequence, in both directions; every token is marked with its floor."""
 
     def __init__(self, config: DialogConfig) -> None:
         super().__init__()
@@ -39,6 +35,10 @@ class TransformerEncoder(nn.Module):
         self.dropout, self.word_size = config.model.dropout, encoder.context_size
         self.stack = BlockStack(config.transformer, size, encoder.context_size, encoder.layers, self.dropout)
         self.floor = nn.Embedding(2, size)
+
+    def activations(self, work: Workload) -> int:
+        each = 2 * self.floor.embedding_dim + self.stack.floats(1)
+        return round(work.responses * work.joined * each)
 
     def forward(self, embedding: nn.Embedding, batch: Batch) -> Memory:
         tokens, floors, lengths, _ = join_context(batch)
@@ -101,6 +101,11 @@ class TransformerDecoder(Decoder[TransformerDecoderState]):
             memory_size=config.encoder.context_size,
         )
         self._lower = config.head.lower_layers
+        self._embedding_size = config.model.embedding_size
+
+    def activations(self, work: Workload, positions: int) -> int:
+        each = 2 * self._embedding_size + self.stack.floats(1, positions / work.words)
+        return round(work.responses * work.words * each)
 
     def start(self, memory: Memory) -> TransformerDecoderState:
         return TransformerDecoderState((), self.stack.remember(memory.states), memory.mask)
