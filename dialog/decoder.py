@@ -48,7 +48,7 @@ class Decoder(nn.Module, ABC, Generic[DecoderStateT]):
 
     @abstractmethod
     def activations(self, work: Workload, positions: int) -> int:
-        """Approximate number of numbers kept for backpropagation, where memories have so many positions."""
+        """Approximate number of numbers kept for backpropagation, for memories of M = ``positions``."""
 
 
 AnyDecoder = Decoder[Any]
