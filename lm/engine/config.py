@@ -28,6 +28,7 @@ class OptimConfig(Section):
             "plateau_factor": Owner("--set optim.schedule=plateau", ("plateau",)),
             "plateau_patience": Owner("--set optim.schedule=plateau", ("plateau",)),
         },
+        "weight_decay": {"weight_decay_of": Owner("--set optim.weight_decay above 0", Above(0))},
         "average": {
             "ema_decay": Owner("--set optim.average=ema", ("ema",)),
             "average_start": Owner("an average", ("ema", "uniform")),
@@ -50,6 +51,11 @@ class OptimConfig(Section):
     muon_momentum: Decay = Field(0.95, description="decay rate of the Nesterov momentum of Muon")
     weight_decay: float = Field(
         0.0, ge=0, description="factor of weight decay: L2 for Adam and SGD, decoupled for AdamW and Muon"
+    )
+    weight_decay_of: Literal["all", "matrices"] = Field(
+        "all",
+        description="parameters with weight decay: all, as in AWD-LSTM, or matrices, without biases, gains"
+        " and the learned factor on contexts",
     )
     clip_norm: float = Field(5.0, ge=0, description="largest global gradient norm; 0 = no clipping")
     schedule: Literal["constant", "cosine", "one_cycle", "plateau"] = Field(

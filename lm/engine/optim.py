@@ -35,14 +35,19 @@ def build_optimizer(config: OptimConfig, model: nn.Module, precision: str) -> to
 
 
 def _groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """The trainable parameters by their factor on the rate and, for Muon, their number of matrix blocks."""
+    """The trainable parameters by factor on the rate, weight decay and, for Muon, number of matrix blocks."""
     head = head_parameters(model)
     hidden = hidden_matrices(model) if config.name == "muon" else {}
-    groups: dict[tuple[float, int], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in trainable(model).items():
         ratio = 1.0 if id(parameter) in head else config.trunk_lr_ratio
-        groups.setdefault((ratio, hidden.get(name, 0)), []).append(parameter)
-    return [{"params": some, "lr_ratio": ratio, "blocks": blocks} for (ratio, blocks), some in groups.items()]
+        decays = config.weight_decay_of == "all" or parameter.dim() > 1
+        key = (ratio, config.weight_decay if decays else 0.0, hidden.get(name, 0))
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {"params": some, "lr_ratio": ratio, "weight_decay": decay, "blocks": blocks}
+        for (ratio, decay, blocks), some in groups.items()
+    ]
 
 
 def head_parameters(model: nn.Module) -> set[int]:

@@ -31,6 +31,8 @@ from lm.numbers import shortest
 from lm.results import as_json
 from lm.steps import OnProgress, Steps
 
+_DIVERGED = 1e6  # nats a token, for the sampler, which learns nothing from failed trials
+
 NUMBERS = ("lr", "decay", "eps")
 
 
@@ -113,8 +115,8 @@ class Draws:
         }
         trials = [
             create_trial(
-                state=TrialState.FAIL if one.nll is None else TrialState.COMPLETE,
-                value=one.nll,
+                state=TrialState.COMPLETE,
+                value=_DIVERGED if one.nll is None else one.nll,
                 params={name: getattr(one, name) for name in ranges},
                 distributions=dict(ranges),
             )

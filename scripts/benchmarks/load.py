@@ -27,8 +27,8 @@ def cases(ceiling: Ceiling) -> list[Case]:
     )
     starts = [Variant(line, partial(_interpreter, line)) for line in imports]
     texts = {
-        "dialog prepare": partial(_prepare, "dialog"),
-        "lm prepare": partial(_prepare, "lm.language"),
+        "dialog prepare": partial(_prepare, "dialog.corpora"),
+        "lm prepare": partial(_prepare, "lm.language.corpora"),
         "opened, memory-mapped": _open,
     }
     return [

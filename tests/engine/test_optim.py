@@ -89,6 +89,20 @@ def test_accumulated_batches_are_one_large_batch(optim: OptimConfig) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "muon"])
+@pytest.mark.parametrize("of", ["all", "matrices"])
+def test_weight_decay_shrinks_what_it_is_of(name: str, of: str) -> None:
+    config = OptimConfig.model_validate({"name": name, "lr": 0.1, "weight_decay": 0.1, "weight_decay_of": of})
+    model = Sum()
+    before = {name: parameter.detach().clone() for name, parameter in trainable(model).items()}
+    optimizer = build_optimizer(config, model, "float32")
+    for parameter in trainable(model).values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    shrunk = {name for name, parameter in trainable(model).items() if parameter.norm() < before[name].norm()}
+    assert shrunk == ({"tied", "linear.bias"} if of == "all" else {"tied"})
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_updates_have_the_bits_of_torch(name: str) -> None:
     settings: dict[str, Any] = {"momentum": 0.9} if name == "sgd" else {"betas": (0.9, 0.999)}

@@ -218,6 +218,18 @@ def test_settings_are_drawn_from_the_published_ranges() -> None:
             assert low * scale <= getattr(setting, name) <= high * scale
         nll = None if place % 3 else float(place)
         rows.append(TriedSetting(setting.lr, setting.decay, setting.eps, nll, nll))
+
+    def mean_rate(falling: bool) -> float:
+        """Mean of ten rates drawn after forty trials whose larger rates diverge, or are the better ones."""
+        rates = np.geomspace(1e-6, 1e-3, 40)
+        tried = [
+            TriedSetting(rate, 1e-4, 1e-6, *[None if falling and rate > 1e-5 else -math.log(rate)] * 2)
+            for rate in rates
+        ]
+        drawn = [Draws(99).propose(base, [*tried, *rows[:place]]).lr for place in range(0, 10)]
+        return float(np.log10(drawn).mean())
+
+    assert mean_rate(falling=True) < -4.8 < -4.0 < mean_rate(falling=False), "away from what diverges"
     spread = math.log10(max(row.lr for row in rows) / min(row.lr for row in rows))
     assert spread > 1, "by orders of magnitude"
     assert len({row.lr for row in rows}) == 12

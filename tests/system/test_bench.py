@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic; what it measures is for a quiet machine."""
 
+import importlib
 import io
 import json
 import os
@@ -204,6 +205,15 @@ def test_every_subject_has_cases_with_names_of_their_own(bench: ModuleType) -> N
         names = [case.name for case in subject.cases(Ceiling(1e11, 2e11, 5e10))]
         assert names or (subject is bench.cuda and not torch.cuda.is_available())
         assert len(set(names)) == len(names)
+
+
+def test_texts_and_tasks_of_benchmarks_can_be_made(bench: ModuleType) -> None:
+    load, worker = (importlib.import_module(f"benchmarks.{name}") for name in ("load", "scale_worker"))
+    for case in load.cases(bench.UNKNOWN):
+        for variant in case.variants if case.name.startswith("a text") else ():
+            assert callable(variant.prepare())
+    for task in (worker.ptb_task, worker.switchboard_task):
+        assert next(task(2).epoch(0, 0))
 
 
 def test_every_sweep_prepares_its_smallest_work(bench: ModuleType) -> None:
