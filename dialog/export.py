@@ -37,11 +37,12 @@ _CARD = CardFamily(
         "distinct-2": ("inter_distinct_2",),
     },
 )
-_CHAT = "{{% for message in messages %}}{{{{ '{bos}' + message['content'] + '{eos}' }}}}{{% endfor %}}"
+_SAID = "{{% set said = messages | selectattr('role', 'in', ['user', 'assistant']) | list %}}"
+_CHAT = _SAID + "{{% for one in said %}}{{{{ '{bos}' + one['content'] + '{eos}' }}}}{{% endfor %}}"
 _STREAM_CARD = replace(_CARD, auto="AutoModelForCausalLM")
 _STREAM = (
-    "{{{{ '{bos}' }}}}{{% if messages | length < {context} %}}{{{{ '{start}{eos}' }}}}{{% endif %}}"
-    "{{% for message in messages[-{context}:] %}}{{{{ message['content'] + '{eos}' }}}}{{% endfor %}}"
+    _SAID + "{{{{ '{bos}' }}}}{{% if said | length < {context} %}}{{{{ '{start}{eos}' }}}}{{% endif %}}"
+    "{{% for one in said[-{context}:] %}}{{{{ one['content'] + '{eos}' }}}}{{% endfor %}}"
     "{{% if add_generation_prompt %}}{{{{ '{bos}' }}}}{{% endif %}}"
 )
 

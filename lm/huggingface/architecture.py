@@ -53,7 +53,7 @@ class Architecture:
         return self.hidden_size**-0.5 if scales else 1.0
 
     def network(self) -> Any:
-        """A new model of transformers in float32, with random weights."""
+        """A new model of transformers in torch's default precision, with random weights."""
         return _network(self.config)
 
 
@@ -214,7 +214,7 @@ def _widths(path: Path, content: bytes) -> tuple[int, int, int]:
 
 
 def _network(config: Any) -> Any:
-    return auto_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
+    return auto_class(config).from_config(config, dtype=torch.get_default_dtype(), trust_remote_code=False)
 
 
 def auto_class(config: Any) -> Any:

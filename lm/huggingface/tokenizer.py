@@ -58,7 +58,10 @@ def fast_tokenizer(codec: Codec) -> PreTrainedTokenizerFast:
 
 
 def _pretrained(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
-    """A pretrained model's own tokenizer, which begins a text and ends lines as ours does."""
+    """A pretrained model's own tokenizer, which begins a text and ends lines as ours does.
+
+    ConfigError if its normalizer or its splits change line ends.
+    """
     tokenizer = stored.library
     begin, end = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))
     splits, normalizer = tokenizer.pre_tokenizer, tokenizer.normalizer
@@ -69,6 +72,12 @@ def _pretrained(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrain
         line_end = normalizers.Replace("\n", end)
         tokenizer.normalizer = normalizers.Sequence([*([normalizer] if normalizer else []), line_end])
         tokenizer.add_special_tokens([AddedToken(end, normalized=True, special=True)])
+    before, after = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "a\n\n\n"))
+    if after != [*before, *[vocabulary.eos] * 3]:
+        raise ConfigError(
+            'data.tokenizer = "hf": it changes line ends, so that transformers would read other tokens; train'
+            " with another to export the model"
+        )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[begin, "$A"], pair=None, special_tokens=[(begin, vocabulary.bos)]
     )
@@ -97,7 +106,10 @@ def _stream(stored: PretrainedTokenizer, vocabulary: Vocabulary) -> PreTrainedTo
     form, template = stored.chat, None
     if form:
         lead = json.dumps(tokenizer.decode(form.lead, skip_special_tokens=False))
-        template = dated(form.template) + f"{{% if add_generation_prompt %}}{{{{ {lead} }}}}{{% endif %}}"
+        template = (
+            dated(form.template.removesuffix("\n"))
+            + f"{{% if add_generation_prompt %}}{{{{ {lead} }}}}{{% endif %}}"
+        )
     named = {f"{name}_token": tokenizer.id_to_token(index) for name, index in ids.items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -6,6 +6,7 @@ of a stream carries its last word from window to window.
 T time · B streams · E size of the word vectors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,6 +48,10 @@ class BigramState(TrunkState):
         last = self.last.clone()
         last[rows] = new.last
         return type(self)(self.trunk.replaced(rows, new.trunk), last)
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        last = torch.cat([state.last for state in (self, *others)])
+        return type(self)(self.trunk.joined([other.trunk for other in others]), last)
 
     def forgetting(self, kept: Tensor) -> Self:
         last = self.last.where(kept.to(self.last.device), _NONE)

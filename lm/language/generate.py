@@ -137,28 +137,27 @@ def next_tokens(
     unknown = [] if options.unknown or vocabulary.unk is None else [vocabulary.unk]
     forbidden = torch.tensor(unknown, dtype=torch.long, device=trained.device)
     temperature = options.temperature if options.temperature_on == "components" else 1.0
-    hidden, state = _joined(trained, starts)
+    hidden, state = _joined(starts)
     tokens: Tensor | None = None
     for _ in range(options.max_tokens):
         with torch.no_grad(), flushed_denormals():
             if tokens is not None:
                 outputs = model(tokens[None], state)
                 hidden, state = outputs.hidden.map(itemgetter(-1)), outputs.state
-            log_probs = model.head.log_probs(hidden, temperature)
-            tokens = _draw(log_probs, forbidden, [one.random() for one in generators], options)
+            log_probs = drawn = model.head.log_probs(hidden)
+            if temperature != 1:
+                drawn = model.head.log_probs(hidden, temperature)
+            tokens = _draw(drawn, forbidden, [one.random() for one in generators], options)
         yield tokens, log_probs
 
 
-def _joined(trained: TrainedLm, starts: Sequence[Outputs]) -> tuple[Layers, TrunkState]:
+def _joined(starts: Sequence[Outputs]) -> tuple[Layers, TrunkState]:
     """Hidden states (R, H) and state of R prompts."""
     last = [start.hidden.map(itemgetter(-1)) for start in starts]
-    if len(starts) == 1:
-        return last[0], starts[0].state
     layers = zip(*((one.last, *one.lower) for one in last), strict=True)
     joined, *lower = (torch.cat(parts) for parts in layers)
-    tensors = [start.state.tensors() for start in starts]
-    state = {name: torch.cat([one[name] for one in tensors]) for name in tensors[0]}
-    return Layers(joined, tuple(lower)), trained.model.state_from(state, trained.device)
+    first, *others = (start.state for start in starts)
+    return Layers(joined, tuple(lower)), first.joined(others)
 
 
 def as_read(codec: Codec, prompt: str) -> str:

@@ -168,12 +168,14 @@ class Form:
 
 
 def _chat_token(token: Token) -> dict[str, Any]:
-    top = [_named(name, name, log_prob) for name, log_prob in token.top]
+    top = [_named(name, None, log_prob) for name, log_prob in token.top]
     return {**_named(token.name, token.text, token.log_prob), "top_logprobs": top}
 
 
-def _named(name: str, text: str, log_prob: float | None) -> dict[str, Any]:
-    return {"token": name, "logprob": _number(log_prob), "bytes": list(text.encode("utf-8", "replace"))}
+def _named(name: str, text: str | None, log_prob: float | None) -> dict[str, Any]:
+    """An entry of log-probabilities; a token that was not chosen has no text, which depends on its place."""
+    content = None if text is None else list(text.encode("utf-8", "replace"))
+    return {"token": name, "logprob": _number(log_prob), "bytes": content}
 
 
 def _number(log_prob: float | None) -> float:

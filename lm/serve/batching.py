@@ -121,6 +121,7 @@ class Batcher:
                 ended = time.monotonic()
                 expected = _clients([*filter(_answered, batch), *self._unanswered()])
                 until = ended + min(MOST_LINGER, LINGER * (ended - begun))
+            del batch  # whose failures keep the tensors of their decoding
 
     async def _gather(self, expected: int, until: float) -> None:
         """Wait for requests up to an expected number or a time, since answered clients ask again."""

@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lm.ending import free_frames
 from lm.serve.failure import ApiError, quoted
 from lm.serve.metrics import Metrics
 from lm.serve.protocol import MAX_BODY
@@ -101,6 +102,7 @@ class Gatekeeper:
             await JSONResponse(error.body(), status_code=error.status)(scope, receive, answer)
         except Exception as error:
             self._log(f"internal error: {_described(error)}")
+            free_frames(error)
         finally:
             self._count(scope, status, time.perf_counter() - start)
 

@@ -3,7 +3,7 @@
 T time · B streams · G heads of keys and values · S cached positions · d size of a head.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -63,6 +63,21 @@ class CacheState(TrunkState):
         positions, lengths = self.positions.clone(), self.lengths.clone()
         positions[rows], lengths[rows] = new.positions, new.lengths
         return replace(self, layers=layers, positions=positions, lengths=lengths)._trimmed()
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        states = (self, *others)
+        size = max(state.size for state in states)
+        layers = tuple(
+            (
+                torch.cat([_widened(keys, size) for keys, _ in one]),
+                torch.cat([_widened(values, size) for _, values in one]),
+            )
+            for one in zip(*(state.layers for state in states), strict=True)
+        )
+        positions, lengths = (
+            torch.cat(parts) for parts in zip(*((one.positions, one.lengths) for one in states), strict=True)
+        )
+        return replace(self, layers=layers, positions=positions, lengths=lengths)
 
     def forgetting(self, kept: Tensor) -> Self:
         return replace(self, lengths=self.lengths * kept.cpu())._trimmed()

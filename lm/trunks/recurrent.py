@@ -50,6 +50,12 @@ class RecurrentState(TrunkState):
         pairs = zip(self.layers, new.layers, strict=True)
         return type(self)(tuple((patched(h, n), patched(c, m)) for (h, c), (n, m) in pairs))
 
+    def joined(self, others: Sequence[Self]) -> Self:
+        every = zip(*(state.layers for state in (self, *others)), strict=True)
+        return type(self)(
+            tuple((torch.cat([h for h, _ in one]), torch.cat([c for _, c in one])) for one in every)
+        )
+
     def forgetting(self, kept: Tensor) -> Self:
         factor = kept[:, None].to(self.layers[0][0])
         return type(self)(tuple((h * factor, c * factor) for h, c in self.layers))

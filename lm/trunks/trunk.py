@@ -8,6 +8,7 @@ T time · B streams · E size of the word vectors · H size of the hidden states
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -36,6 +37,10 @@ class TrunkState(ABC):
     @abstractmethod
     def replaced(self, rows: slice, new: Self) -> Self:
         """State with the streams ``rows`` from ``new``."""
+
+    @abstractmethod
+    def joined(self, others: Sequence[Self]) -> Self:
+        """State of these streams and, after them, of those of other states."""
 
     @abstractmethod
     def forgetting(self, kept: Tensor) -> Self:

@@ -246,7 +246,11 @@ def test_a_template_that_cannot_be_used_is_refused_in_one_line(
         assert "set data.chat_template = false" in error
 
 
-DATED = "\n  {% set date = strftime_now('%d %b %Y, %-m/%-d %H:%M:%S %%d') %}\n{{ date }}\n" + CHATML
+DATED = (
+    "\n  {% set date = strftime_now('%d %b %Y, %-m/%-d %H:%M:%S %%d') %}\n{{ date }}\n"
+    + CHATML
+    + "{{ '' }}\n"
+)
 
 
 class Later(datetime):

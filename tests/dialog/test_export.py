@@ -197,6 +197,7 @@ def test_the_folder_has_the_run_s_own_decoding(tmp_path: Path, decode: dict[str,
         turns = [
             {"role": "user" if place % 2 else "assistant", "content": text} for place, text in enumerate(talk)
         ]
+        turns.insert(0, {"role": "system", "content": "be brief"})  # which the corpora do not have
         batch = tokenizer.apply_chat_template(turns, return_dict=True, return_tensors="pt")
         ((ours,),) = trained.respond(examples([talk], 3), trained.config.decode)
         assert said(model.generate(**batch), trained.marks.eos) == [ours.tokens]

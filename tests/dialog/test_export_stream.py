@@ -66,8 +66,12 @@ def test_an_exported_stream_has_our_beams_and_losses_and_comes_back(in_tmp: Path
     for talk in TALKS:
         said = [Utterance("AB"[(len(talk) - place) % 2], text) for place, text in enumerate(talk, 1)]
         ((ours, *_),) = trained.respond([next_example(said, "B", 4)], trained.config.decode)
+        system = [] if template else [{"role": "system", "content": "be brief"}]  # ignored without a template
         read = tokenizer.apply_chat_template(
-            messages(talk, template), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            [*system, *messages(talk, template)],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
         )
         found = model.generate(**read)[0, read["input_ids"].shape[1] :].tolist()
         assert found[: found.index(trained.marks.eos)] == list(ours.tokens)

@@ -115,6 +115,7 @@ def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, tiny: T
         assert [(top.token, pytest.approx(math.exp(top.logprob))) for top in one.top_logprobs] == [
             (token, prob) for token, prob, _ in step.top
         ]
+        assert {top.bytes for top in one.top_logprobs} == {None}, "the text of a token depends on its place"
 
 
 def test_a_completion_continues_the_lines_of_its_prompt(client: openai.OpenAI, tiny: TrainedModel) -> None:

@@ -65,4 +65,8 @@ def test_padding_changes_no_text_and_another_save_no_probability(in_tmp: Path) -
     again = AutoModelForCausalLM.from_pretrained(in_tmp / "saved").eval()
     with torch.no_grad():
         assert torch.equal(again(together).logits, model(together).logits)
+    half = AutoModelForCausalLM.from_pretrained(in_tmp / "exported", dtype=torch.bfloat16).eval()
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    with torch.no_grad():
+        torch.testing.assert_close(half(together).logits.float(), model(together).logits, rtol=0, atol=0.2)
     assert 'model.trunk = "hf:folder"' in (in_tmp / "exported" / "README.md").read_text()

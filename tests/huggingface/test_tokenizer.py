@@ -98,6 +98,15 @@ def test_pretrained_pieces_without_a_line_end_get_one(normalizer: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("normalizer", [normalizers.Strip(), normalizers.Replace("\n", " ")], ids=str)
+def test_a_tokenizer_that_changes_line_ends_is_refused(normalizer: Any) -> None:
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3}, unk_token="<unk>"))
+    inner.pre_tokenizer, inner.normalizer = pre_tokenizers.Whitespace(), normalizer
+    own = PretrainedTokenizer.of(inner.to_str(), 4, begin=0, end=1)
+    with pytest.raises(ConfigError, match="it changes line ends"):
+        fast_tokenizer(Codec(own, Vocabulary(own.names, [1] * 4, begin=0)))
+
+
 def test_how_a_batch_was_cut_and_filled_is_forgotten() -> None:
     """``save_pretrained`` stores the last use with truncation or padding."""
     inner = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))

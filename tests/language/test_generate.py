@@ -69,6 +69,8 @@ def test_the_coldest_choice_is_the_most_probable_word() -> None:
     assert {g.token for g in found} <= {
         trained.codec.vocabulary.tokens[i] for i in (cold > -9).nonzero().flatten()
     }
+    expected = after(trained, "well")[trained.codec.vocabulary.ids([found[0].token])[0]]
+    assert found[0].log_prob == pytest.approx(float(expected), abs=1e-6), "that of the model itself"
 
 
 def test_a_text_depends_on_seed_and_number_and_grows_at_its_end() -> None:

@@ -184,6 +184,13 @@ def test_states_are_selected_replaced_and_forgotten_by_stream() -> None:
         outputs = trunk(later, state).outputs
         torch.testing.assert_close(outputs[:, 0], fresh)
         torch.testing.assert_close(outputs[:, 1:], known)
+    short = trunk(words[1:3], trunk.initial_state(B)).state
+    both = after.joined([short.select(slice(0, 1)), trunk.initial_state(1)])
+    assert (both.streams, both.lengths.tolist(), both.size) == (B + 2, [3] * B + [2, 0], 3)
+    outputs = trunk(torch.cat((later, later[:, :1], later[:, :1]), 1), both).outputs
+    torch.testing.assert_close(outputs[:, :B], trunk(later, after).outputs)
+    torch.testing.assert_close(outputs[:, B:-1], trunk(later, short).outputs[:, :1])
+    torch.testing.assert_close(outputs[:, -1], fresh)
     assert after.lengths.tolist() == [3] * B, "a state is never modified"
     assert after.forgetting(torch.zeros(B, dtype=torch.bool)).size == 0
     assert mixed.select(slice(0, 1)).size == 0, "a part depends on its own streams only"
