@@ -104,7 +104,7 @@ MUTANTS = (
         "lm/stop.py",
         "            os._exit(Interrupted.exit_code)\n",
         "            pass\n",
-        "runs/test_run.py::test_a_second_signal_ends_at_once",
+        "system/test_stop_flag.py::test_a_second_signal_ends_at_once",
     ),
     Mutant(
         "signals wait while a file is published",
