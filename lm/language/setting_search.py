@@ -31,8 +31,6 @@ from lm.numbers import shortest
 from lm.results import as_json
 from lm.steps import OnProgress, Steps
 
-_DIVERGED = 1e6  # nats a token, for the sampler, which learns nothing from failed trials
-
 NUMBERS = ("lr", "decay", "eps")
 
 
@@ -106,7 +104,7 @@ class Draws:
         from optuna.distributions import FloatDistribution
         from optuna.trial import TrialState, create_trial
 
-        from lm.tuning.trials import next_draw
+        from lm.tuning.trials import WORST, next_draw
 
         scale = {"lr": 1.0, "decay": 1.0, "eps": 1 / base.window}
         ranges = {
@@ -116,7 +114,7 @@ class Draws:
         trials = [
             create_trial(
                 state=TrialState.COMPLETE,
-                value=_DIVERGED if one.nll is None else one.nll,
+                value=WORST if one.nll is None else one.nll,
                 params={name: getattr(one, name) for name in ranges},
                 distributions=dict(ranges),
             )

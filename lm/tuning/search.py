@@ -138,7 +138,8 @@ class Search(Generic[C]):
             misfit = isinstance(error, MisfitError) and not settings.keys().isdisjoint(error.keys)
             if short is None and not misfit and not isinstance(error, ConfigError | DivergenceError):
                 raise
-            outcome = Outcome("failed", str(short or error))
+            diverged = short is None and isinstance(error, DivergenceError)
+            outcome = Outcome("failed", str(short or error), diverged=diverged)
         else:
             outcome = _outcome(result, pruned=trial.pruned)
         nll = f", {outcome.nll:.4f} nats a token at update {outcome.step}" if outcome.step >= 0 else ""
@@ -166,7 +167,7 @@ class Search(Generic[C]):
 
 def _outcome(result: FitResult, *, pruned: bool) -> Outcome:
     if result.best_step < 0:
-        return Outcome("failed", "all validations were non-finite", updates=result.step)
+        return Outcome("failed", "all validations were non-finite", updates=result.step, diverged=True)
     state: Status = "pruned" if pruned else "finished"
     return Outcome(state, result.reason, result.best_nll, result.best_step, result.step)
 

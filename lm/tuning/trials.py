@@ -31,6 +31,8 @@ JOURNAL, CLAIMS, LOCK = "journal.log", "claims", "lock"
 STUDY = "tune"
 _LONGEST = 1 << 28  # bytes of a journal
 VALIDATED = "validated"  # attribute of a trial: updates of its validations
+DIVERGED = "diverged"  # attribute of a failed trial whose values made it diverge
+WORST = 1e6  # nats a token of what diverged, for the sampler, which learns nothing from failed trials
 
 Sampler = Literal["tpe", "random"]
 Status = Literal["running", "finished", "pruned", "failed"]
@@ -44,13 +46,17 @@ _STATES: dict[TrialState, Status] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a trial. ``nll`` is that of its best validation in nats per token, at update ``step``."""
+    """End of a trial. ``nll`` is that of its best validation in nats per token, at update ``step``.
+
+    A failed trial has ``diverged`` if its values, and not the machine or the text, made it fail.
+    """
 
     state: Status
     reason: str
     nll: float = math.nan
     step: int = -1
     updates: int = 0
+    diverged: bool = False
 
 
 class Trial:
@@ -114,7 +120,8 @@ class Trials:
                 return None
             ranges = {parameter.key: _distribution(parameter) for parameter in self._space}
             # drawn in a copy in memory, so that the journal gets all of it or nothing
-            drawn = next_draw(f"{self._seed}/{len(trials)}", trials, ranges, self._sampler)
+            seen = map(_as_seen, trials)
+            drawn = next_draw(f"{self._seed}/{len(trials)}", seen, ranges, self._sampler)
             self._study.add_trial(drawn)
             frozen = self._study.get_trials(deepcopy=False)[-1]
             lock = FileLock(self._folder / CLAIMS / str(frozen.number))
@@ -126,6 +133,8 @@ class Trials:
         facts: dict[str, Any] = {"reason": outcome.reason, "updates": outcome.updates}
         if math.isfinite(outcome.nll):
             facts |= {"nll": outcome.nll, "step": outcome.step}
+        if outcome.diverged:
+            facts[DIVERGED] = True
         states = {state: theirs for theirs, state in _STATES.items()}
         with self._lock, deferred_signals():
             for name, value in facts.items():
@@ -195,6 +204,15 @@ def next_draw(
     drawn = study.ask(dict(ranges))
     return optuna.trial.create_trial(
         state=TrialState.RUNNING, params=drawn.params, distributions=drawn.distributions
+    )
+
+
+def _as_seen(trial: FrozenTrial) -> FrozenTrial:
+    """A trial as the sampler sees it: one that diverged is the worst of all."""
+    if not trial.user_attrs.get(DIVERGED):
+        return trial
+    return optuna.trial.create_trial(
+        state=TrialState.COMPLETE, value=WORST, params=trial.params, distributions=trial.distributions
     )
 
 

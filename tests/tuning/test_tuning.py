@@ -1,5 +1,6 @@
 """Hyper-parameter search: drawing, resuming, sharing, pruning, failing, and what is left of it."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -24,7 +25,7 @@ from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMem
 from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
-from lm.tuning.trials import Trials
+from lm.tuning.trials import Outcome, Trials
 from lm.tuning.workers import SearchJob, _failure, work_together
 
 N = 12  # more than the ten random ones that TPE begins with
@@ -168,6 +169,23 @@ def test_a_trial_that_diverges_is_recorded_and_the_search_goes_on(
     assert all("diverged" in row["reason"] for row in rows if row["state"] == "failed")
     assert best_of(rows)
     assert len([line for line in notes if " failed: " in line]) == sum(bad)
+
+
+def test_rates_that_diverge_are_drawn_less_often(folder: Path) -> None:
+    trials = Trials(folder / "search", plan(folder).space, "tpe", 1)
+    rates = []
+    for _ in range(60):
+        trial = trials.claim(60, prune=False)
+        assert trial
+        rates.append(float(trial.drawn["optim.lr"]))
+        if rates[-1] > 3e-3:
+            outcome = Outcome("failed", "", diverged=True)
+        else:
+            outcome = Outcome("finished", "", -math.log(rates[-1]))
+        trials.finish(trial, outcome)
+        trial.release()
+    assert sum(rate > 3e-3 for rate in rates[:20]) > 10, "four fifths of the range"
+    assert sum(rate > 3e-3 for rate in rates[-20:]) < 10
 
 
 def test_a_trial_that_takes_too_much_memory_ends_alone(folder: Path) -> None:
