@@ -20,7 +20,8 @@ from lm.language.corpora.prepare import PrepareOptions, prepare, prepared_tables
 from lm.language.corpora.sources import ReadOptions
 from lm.text.lines import InputLog
 from lm.text.vocabulary import EOS_WORD, UNK
-from tests.support.tiny_text import contents, folder_of, opened, read_back, standard, text
+from tests.support.outcomes import files_below
+from tests.support.tiny_text import folder_of, opened, read_back, standard, text
 
 LINE = st.text(alphabet="ab N,é\t", max_size=12)
 
@@ -195,7 +196,7 @@ def test_sentencepiece_learns_from_a_bounded_seeded_sample(
     assert max(sizes) <= 2 * survey.SAMPLE
     assert min(sizes) >= 4 * survey.SAMPLE // 5  # a share of the lines, so of about as many characters
     assert samples[0] == samples[1] != samples[2]
-    one, same = contents(tmp_path / "one"), contents(tmp_path / "same")
+    one, same = files_below(tmp_path / "one"), files_below(tmp_path / "same")
     assert one == same, "the same input and options give the same bytes"
 
 

@@ -20,8 +20,9 @@ from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.corpora.sources import ReadOptions
 from lm.text import lines
 from lm.text.prepared_folder import OutputFolder, Prepared, hash_inputs
+from tests.support.outcomes import files_below
 from tests.support.signals import signal_at
-from tests.support.tiny_text import contents, folder_of, standard, text
+from tests.support.tiny_text import folder_of, standard, text
 
 DEFAULTS = PrepareOptions()
 
@@ -33,7 +34,7 @@ def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
         return prepare(source, out, options)
 
     assert not again().unchanged
-    first = contents(out)
+    first = files_below(out)
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     second = again()
     assert second.unchanged
@@ -41,25 +42,25 @@ def test_again_is_a_no_op_and_anything_else_a_rebuild(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
     assert not again(PrepareOptions(vocab_size=5)).unchanged
     assert not again().unchanged
-    assert contents(out) == first, "the same input and options give the same bytes"
+    assert files_below(out) == first, "the same input and options give the same bytes"
     with Path(source, "valid.txt").open("a") as file:
         file.write("more\n")
     assert not again().unchanged
-    assert contents(out) != first
+    assert files_below(out) != first
     standard(tmp_path / "in")
     for name in ("train/00000.npy", "test/split.json", "vocabulary.json", "report.json"):
         (out / name).write_bytes(b"damaged")
         assert not again().unchanged
     (out / "valid/00000.npy").unlink()
     assert not again().unchanged
-    assert contents(out) == first
+    assert files_below(out) == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], "nothing is left behind"
 
 
 def test_another_corpus_and_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     source, out = standard(tmp_path / "in"), tmp_path / "out"
     prepare(source, out, DEFAULTS)
-    first = contents(out)
+    first = files_below(out)
     other = standard(tmp_path / "other")
     moved = prepare(other, out, PrepareOptions(vocab_size=5))  # the same text in another place
     assert not moved.unchanged
@@ -70,12 +71,12 @@ def test_another_corpus_and_files_of_others_are_not_replaced(tmp_path: Path) -> 
         StorageError, match=rf"out: holds the result of `lm prepare {source}`; choose another"
     ):
         prepare(other, out, DEFAULTS)
-    assert contents(out) == first
+    assert files_below(out) == first
     (out / "train" / "notes").write_text("mine")
     with pytest.raises(StorageError, match=r"out/train/notes: not written by `lm prepare`.*move it"):
         prepare(source, out, PrepareOptions(vocab_size=5))
     (out / "train" / "notes").unlink()
-    assert contents(out) == first
+    assert files_below(out) == first
 
 
 BAD = {
@@ -179,10 +180,10 @@ def test_results_of_other_commands_are_never_replaced(tmp_path: Path) -> None:
     talk.write_text("".join(f"d{n}\t{speaker}\thello\n" for n in range(9) for speaker in "AB"))
     prepare_dialogs(str(talk), tmp_path / "dialogs")
     source = standard(tmp_path / "in")
-    before = contents(tmp_path / "dialogs")
+    before = files_below(tmp_path / "dialogs")
     with pytest.raises(StorageError, match="was not written by `lm prepare`"):
         prepare(source, tmp_path / "dialogs")
-    assert contents(tmp_path / "dialogs") == before
+    assert files_below(tmp_path / "dialogs") == before
     prepare(source, tmp_path / "out")
     with pytest.raises(StorageError, match="was not written by `dialog prepare`"):
         prepare_dialogs(str(talk), tmp_path / "out")
@@ -214,7 +215,7 @@ def test_whatever_ends_it_leaves_the_old_result(
 ) -> None:
     source, out = standard(tmp_path / "in"), tmp_path / "out"
     prepare(source, out)
-    before = contents(out)
+    before = files_below(out)
     Path(source, "train.txt").write_text(text(31), encoding="utf-8")
     original = module.write_split
 
@@ -231,7 +232,7 @@ def test_whatever_ends_it_leaves_the_old_result(
     errors = {"signal": KeyboardInterrupt, "disk": StorageError, "input": DataError}
     with pytest.raises(errors[ending]), EarlyStop():
         prepare(source, out)
-    assert contents(out) == before
+    assert files_below(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 

@@ -168,7 +168,7 @@ def test_names_are_shown_with_escapes(lab: Lab, tmp_path: Path, name: str) -> No
         (0, ["dialog", "prepare", train, "--out", f"out-{escape}"]),  # Arrow opens no path that is not UTF-8
         (0, ["dialog", "references", "--train", train, "--test", test, "--out", f"refs-{name}"]),
         (0, ["dialog", "train", lab.folder / "dialog.toml", "--run", f"new-{name}"]),
-        (0, ["dialog", "compare", f"dialog-{name}", f"dialog-{name}"]),
+        (0, ["dialog", "compare", f"dialog-{name}", f"dialog-{name}", "--name", "test.first-2"]),
         (4, ["dialog", "evaluate", f"none-{name}"]),
         (2, ["dialog", "describe", f"none-{name}"]),
         (2, ["dialog", f"command-{name}"]),

@@ -44,7 +44,7 @@ FEW = (
 )
 
 
-@pytest.mark.parametrize("page", filter(page_commands, PAGES), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*filter(page_commands, PAGES)], ids=lambda page: page.stem)
 def test_every_command_of_a_page_is_one_that_there_is(page: Path) -> None:
     """Commands, options and presets exist."""
     for command in page_commands(page):
