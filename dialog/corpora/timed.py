@@ -105,12 +105,12 @@ def _stamp(value: Any) -> Stamp | None:
 
 
 def _instant(value: Any) -> datetime | None:
-    if isinstance(value, datetime):
-        return without_zone(value)
-    if isinstance(value, date):
-        return datetime(value.year, value.month, value.day)
-    digits = str(value)
     with suppress(TypeError, ValueError, OverflowError):
+        if isinstance(value, datetime):
+            return without_zone(value)
+        if isinstance(value, date):
+            return datetime(value.year, value.month, value.day)
+        digits = str(value)
         if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
             return without_zone(datetime.fromisoformat(value))
         if len(digits) in _DIGITS and digits.startswith(("19", "20")):
