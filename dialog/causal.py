@@ -15,13 +15,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dialog.batches import Batch
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Encoder, Memory, Workload, join_context, trains
+from dialog.encoders import Encoder, Memory, Workload, join_context
 from lm.errors import ConfigError, DataError
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
 from lm.regularize import dropout
 from lm.trunks.cache import CacheState
-from lm.trunks.trunk import TrunkOutputs
+from lm.trunks.trunk import TrunkOutputs, trains
 
 
 class CausalContext(Encoder):

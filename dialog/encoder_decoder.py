@@ -23,11 +23,12 @@ from dialog.batches import Batch
 from dialog.causal import stream
 from dialog.config import DialogConfig
 from dialog.decoder import Decoder
-from dialog.encoders import Encoder, Memory, Workload, trains
+from dialog.encoders import Encoder, Memory, Workload
 from lm.errors import ConfigError, DataError
 from lm.heads.states import Layers
 from lm.huggingface.architecture import Architecture
 from lm.regularize import dropout
+from lm.trunks.trunk import trains
 
 if TYPE_CHECKING:  # loads transformers
     from lm.huggingface.encoder_decoder import EncoderDecoder, PairState

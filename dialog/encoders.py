@@ -86,11 +86,6 @@ class Encoder(nn.Module, ABC):
         return work.joined
 
 
-def trains(part: nn.Module) -> bool:
-    """True if a part has parameters that training changes."""
-    return any(parameter.requires_grad for parameter in part.parameters())
-
-
 class HierarchicalEncoder(Encoder):
     """Encodes each utterance, then the sequence of utterance vectors.
 

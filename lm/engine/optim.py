@@ -35,18 +35,17 @@ def build_optimizer(config: OptimConfig, model: nn.Module, precision: str) -> to
 
 
 def _groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """The trainable parameters by factor on the rate, weight decay and, for Muon, number of matrix blocks."""
+    """The trainable parameters by factor on the rate, weight decay or none, and Muon's number of blocks."""
     head = head_parameters(model)
     hidden = hidden_matrices(model) if config.name == "muon" else {}
-    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool, int], list[nn.Parameter]] = {}
     for name, parameter in trainable(model).items():
         ratio = 1.0 if id(parameter) in head else config.trunk_lr_ratio
         decays = config.weight_decay_of == "all" or parameter.dim() > 1
-        key = (ratio, config.weight_decay if decays else 0.0, hidden.get(name, 0))
-        groups.setdefault(key, []).append(parameter)
+        groups.setdefault((ratio, decays, hidden.get(name, 0)), []).append(parameter)
     return [
-        {"params": some, "lr_ratio": ratio, "weight_decay": decay, "blocks": blocks}
-        for (ratio, decay, blocks), some in groups.items()
+        {"params": some, "lr_ratio": ratio, "blocks": blocks} | ({} if decays else {"weight_decay": 0.0})
+        for (ratio, decays, blocks), some in groups.items()
     ]
 
 

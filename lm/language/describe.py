@@ -14,6 +14,7 @@ from lm.language.pretrained_trunk import pretrained_words
 from lm.language.sizes import sized
 from lm.language.windows import longest
 from lm.text.vocabulary import Codec
+from lm.trunks.trunk import trains
 
 _PARTS = {"embedding": "embedding", "bigrams": "embedding", "layers": "layers", "head": "head"}
 
@@ -69,7 +70,10 @@ def _activations(config: LmConfig, model: LanguageModel) -> int:
     """Number of activations kept for backpropagation through a long window, and of the head's scratch."""
     steps, streams, head = longest(config.window), config.train.shard_size, model.head
     tokens = steps * streams
-    trains = any(parameter.requires_grad for parameter in model.layers.parameters())
     device = chosen_device(config.train)
-    trunk = model.layers.activations(steps, streams, device) if trains else tokens * model.layers.size
+    trunk = (
+        model.layers.activations(steps, streams, device)
+        if trains(model.layers)
+        else tokens * model.layers.size
+    )
     return trunk + head_floats(head, tokens)

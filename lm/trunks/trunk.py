@@ -117,4 +117,9 @@ class Trunk(nn.Module, ABC, Generic[StateT]):
         """
 
 
+def trains(part: nn.Module) -> bool:
+    """True if a part has parameters that training changes."""
+    return any(parameter.requires_grad for parameter in part.parameters())
+
+
 AnyTrunk = Trunk[Any]
