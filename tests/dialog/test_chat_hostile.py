@@ -54,7 +54,7 @@ def on_disk() -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in found}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lines=st.lists(lines_of_input, max_size=12))
 def test_no_line_breaks_it_and_nothing_is_touched_but_what_it_saves(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]

@@ -240,7 +240,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @given(data=st.binary(max_size=80) | damaged(), suffix=st.sampled_from(SUFFIXES))
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_sound_dialogs_or_a_data_error(data: bytes, suffix: str, tmp_path: Path) -> None:
     if data.startswith(b"\x80"):
         return  # a pickle; its reading process is tested below

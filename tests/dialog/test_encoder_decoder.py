@@ -97,7 +97,7 @@ def theirs_nll(theirs: Any, model: Seq2Seq, batch: Batch, row: int) -> float:
 def test_every_head_begins_with_the_probabilities_of_the_pretrained_model(corpus: Path, kind: str) -> None:
     """Before the first update, for contexts of different lengths in one batch, alone, and step by step."""
     theirs, codec = save(corpus / "folder", kind), codec_here()
-    for head in HEADS if kind in ("t5", "bart") else HEADS[:1]:
+    for head in {"t5": HEADS, "bart": (HEADS[0], HEADS[-1])}.get(kind, HEADS[:1]):
         settings = config(*head)
         model, batch = model_of(settings, codec), batch_of(settings, codec)
         assert len(set(batch.context_lengths.tolist())) > 2

@@ -193,7 +193,7 @@ def test_lm_dynamic_reports_a_cache(
     monkeypatch: pytest.MonkeyPatch,
     options: tuple[str, ...],
 ) -> None:
-    write_run(tmp_path / "a")
+    write_run(tmp_path / "a", lines=(120, 10, 15))
     monkeypatch.chdir(tmp_path)
     dynamic = ("dynamic", "a", "--lr", "1e-3", *options[1:])
     assert ending(main, *dynamic, "--json", "plain.json")[::2] == (0, "")

@@ -118,7 +118,7 @@ def test_a_killed_grid_goes_on_and_reports_the_best_once(
 ) -> None:
     monkeypatch.setattr("lm.language.setting_search.GRID_LR", (1e-5, 2e-3, 1e30))
     monkeypatch.setattr("lm.language.setting_search.GRID_DECAY", (1e-3, 5e-3))
-    run = write_run(tmp_path / "run")
+    run = write_run(tmp_path / "run", lines=(120, 10, 15))
 
     with pytest.raises(KeyboardInterrupt), signal_at(2, "propose"):
         dynamic(run, search=Grid())

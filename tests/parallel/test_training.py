@@ -49,11 +49,6 @@ def talk(tmp_path: Path) -> Path:
     return write_talk(tmp_path)
 
 
-def test_two_processes_give_the_bits_of_one(folder: Path) -> None:
-    """With dropout, carried state and averaged weights; one process goes on where two have stopped."""
-    assert in_sittings(folder, "two", {4: 2, 6: 1}) == in_sittings(folder, "one", {4: 1, 6: 1})
-
-
 def test_shards_change_no_learning_rate(
     folder: Path, ending: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,8 @@ second with half of its bytes written. ``after`` (seconds) sends the first signa
 ``error`` the step fails with that errno instead. A child that takes longer than ``limit`` is killed, and
 reported as hung.
 
-``streams`` names what standard streams go to, by their number: they are closed where that is empty.
+``streams`` names what standard streams go to, by their number: they are closed where that is empty, and ``|``
+is a pipe that nobody reads.
 ``memory`` is what the child may take besides what it has, ``file_size`` the most that a file may grow to.
 ``disk`` gives it a file system of this size in the place, whose content is copied to ``PLACE.disk`` when
 it ends. ``record`` notes every change of the disk with its bytes (:mod:`power`). The last three leave out the
@@ -211,7 +212,13 @@ def redirect(streams: dict[str, str]) -> None:
     """Standard streams as a shell would have set them before the interpreter began."""
     for number, path in streams.items():
         fd, name = int(number), ("stdin", "stdout", "stderr")[int(number)]
-        if path:
+        if path == "|":
+            read, write = os.pipe()
+            os.close(read)
+            setattr(sys, name, None)  # it could seek
+            os.dup2(write, fd)
+            setattr(sys, name, os.fdopen(fd, "w", encoding="utf-8"))
+        elif path:
             os.dup2(os.open(path, os.O_WRONLY), fd)
         else:
             setattr(sys, name, None)  # a stream that owns the descriptor closes it

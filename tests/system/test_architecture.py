@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -31,21 +32,23 @@ SPEAKS_TO_THE_USER = {
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 10
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+@cache
+def imports(name: str) -> frozenset[str]:
     """Full dotted names that a module imports, at whatever depth; ``from a import b`` gives a and a.b."""
-    for node in ast.walk(tree):
+    found: set[str] = set()
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports are absolute"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
 
 
 def test_packages_that_are_imported_are_dependencies() -> None:
     """Others belong to an extra, and a command that needs one says which."""
     known = {"tokenizers": "transformers"}  # packages that come with another
-    found = {target.split(".")[0] for name in MODULES for target in imports(TREES[name])}
+    found = {target.split(".")[0] for name in MODULES for target in imports(name)}
     others = {known.get(name, name) for name in found - sys.stdlib_module_names - set(PACKAGES)}
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {re.split("[^a-z0-9_]", text)[0] for text in declared["dependencies"]}
@@ -53,7 +56,7 @@ def test_packages_that_are_imported_are_dependencies() -> None:
 
 
 def local_imports(name: str) -> set[str]:
-    return {target for target in imports(TREES[name]) if target in MODULES} - {name}
+    return set(imports(name) & MODULES.keys()) - {name}
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -69,7 +72,7 @@ def test_the_packages_were_found() -> None:
 
 
 def test_lm_never_imports_dialog() -> None:
-    found = {(name, target) for name in MODULES if name.startswith("lm") for target in imports(TREES[name])}
+    found = {(name, target) for name in MODULES if name.startswith("lm") for target in imports(name)}
     assert found
     assert not {(name, target) for name, target in found if target.split(".")[0] == "dialog"}
 
@@ -94,9 +97,7 @@ BRIDGES = (
 
 def test_only_the_bridge_to_transformers_loads_it() -> None:
     libraries = {"transformers", "tokenizers", "accelerate"}
-    found = {
-        name for name in MODULES if any(target.split(".")[0] in libraries for target in imports(TREES[name]))
-    }
+    found = {name for name in MODULES if any(target.split(".")[0] in libraries for target in imports(name))}
     assert "lm.hf" in found
     assert not {name for name in found if not name.startswith(BRIDGES)}
 
@@ -136,7 +137,7 @@ def test_a_config_module_is_a_schema_and_a_train_module_the_wiring() -> None:
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         if any("Section" in map(dotted, node.bases) for node in classes):
             sections.add(name)
-        if "lm.engine.session.train_run" in imports(tree):
+        if "lm.engine.session.train_run" in imports(name):
             wirings.add(name)
     assert sections == {name for name in MODULES if name.endswith(".config")}, sections
     assert wirings == {"lm.language.train", "dialog.train"} == {n for n in MODULES if n.endswith(".train")}
@@ -176,15 +177,16 @@ FORBIDDEN_CALLS = {
 }
 
 
-def calls_in(name: str) -> set[str]:
+@cache
+def calls_in(name: str) -> frozenset[str]:
     """The dotted names of everything that a module calls."""
-    return {dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)}
+    return frozenset(dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call))
 
 
 def test_nothing_can_execute_what_a_file_says() -> None:
-    for name, tree in TREES.all():
+    for name in MODULES:
         allowed = {"pickle"} if name == UNPICKLER else set()
-        roots = {target.split(".")[0] for target in imports(tree)}
+        roots = {target.split(".")[0] for target in imports(name)}
         assert not roots & FORBIDDEN_MODULES - allowed, name
         calls = calls_in(name)
         assert not calls & FORBIDDEN_CALLS, name

@@ -177,15 +177,22 @@ def test_lists_of_p_values_are_read_to_their_end() -> None:
     assert p_values("p = .0002. It gains .4 and p = .03 at .5 nats or .6 %") == [".0002", ".03"]
 
 
-def test_every_p_value_of_the_pages_is_in_a_file_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    tables = importlib.import_module("pages.page_tables")
-    drawn = tables.page_tables(ROOT / "results")
+@pytest.fixture(scope="module")
+def tested() -> dict[str, str]:
+    """The tables of tests over seeds, by file and kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        tables = importlib.import_module("pages.page_tables")
+        drawn = tables.page_tables(ROOT / "results")
+    kinds = ("tests", "spreads", "pairs")
+    return {name: drawn[name] for name in (f"{file}, {kind}" for file in tables.PAIRS for kind in kinds)}
+
+
+def test_every_p_value_of_the_pages_is_in_a_file_of_results(tested: dict[str, str]) -> None:
     files = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("results/comparisons*.json")]
     numbers = [number for file in files for entry in file["entries"] for number in entry["numbers"].values()]
     measured = [p for number in numbers for p in (number if isinstance(number, list) else [number])]
-    tests = [drawn[f"{file}, {kind}"] for file in tables.PAIRS for kind in ("tests", "spreads", "pairs")]
-    measured += [float(p) for test in tests for p in p_values(test)]
+    measured += [float(p) for test in tested.values() for p in p_values(test)]
     cited = [p for page in PAGES for p in p_values(page.read_text("utf-8"))]
     assert len(cited) > 50
     assert not {p for p in cited if float(p) not in (round(one, len(p) - 1) for one in measured)}
@@ -217,12 +224,9 @@ def test_differences_are_read_with_their_p_values() -> None:
     ]
 
 
-def test_every_difference_with_a_p_value_is_a_row_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_difference_with_a_p_value_is_a_row_of_a_table(tested: dict[str, str]) -> None:
     """A p-value alone may be that of another row."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    tables = importlib.import_module("pages.page_tables")
-    drawn = tables.page_tables(ROOT / "results")
-    text = "".join(drawn[f"{file}, {kind}"] for file in tables.PAIRS for kind in ("tests", "pairs"))
+    text = "".join(table for name, table in tested.items() if not name.endswith("spreads"))
     measured = set(re.findall(r"0(\.\d{3}) ± [\d.]+, (p [=<] \.\d+)", text))
     typed = [
         re.sub(r"<!-- scripts/.*?<!-- end -->", "", page.read_text("utf-8"), flags=re.DOTALL)

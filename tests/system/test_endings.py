@@ -28,6 +28,7 @@ CLOSED, FULL_DEVICE = "", "/dev/full"
 STREAMS = {
     "all closed": {0: CLOSED, OUT: CLOSED, ERR: CLOSED},
     "stdout closed": {OUT: CLOSED},
+    "stdout unread": {OUT: "|"},
     "stderr closed": {ERR: CLOSED},
     "stdout full": {OUT: FULL_DEVICE},
     "stderr full": {ERR: FULL_DEVICE},
@@ -128,7 +129,7 @@ def test_an_error_has_its_code_whoever_reads_it(lab: Lab, told: dict[str, Ended]
     assert not wrong
 
 
-@by_streams("all closed", "stdout full")
+@by_streams("all closed", "stdout full", "stdout unread")
 def test_work_is_done_whoever_reads_it(lab: Lab, name: str) -> None:
     """A full disk under stdout is told, once, when all is done; nothing else changes a code."""
     for line, file in WORKING:
@@ -198,6 +199,7 @@ def test_memory_that_runs_out_is_told_and_loses_nothing(lab: Lab, tmp_path: Path
     """At whatever moment it runs out: the same command goes on where there is more, to the same end."""
     line: list[object] = ["dialog", "train", lab.folder / "dialog.toml", "--run", "run"]
     line += ["--set", "decoder.hidden_size=600", "--set", "encoder.context_size=500"]
+    line += ["--set", "train.max_steps=4"]
     reference = lab.server.run(line, tmp_path)
     assert reference.code == 0, reference
     (tmp_path / "run").rename(tmp_path / "reference")

@@ -17,8 +17,8 @@ import pytest
 from dialog.config import DialogConfig
 from lm.config.load import load_config
 from lm.errors import ConfigError, HighrankError
+from tests.support.scripts import SCRIPTS, ended_script
 
-SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 TABLE = """
 about = "Two heads."
 program = "dialog"
@@ -145,8 +145,8 @@ def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
         (("--trial", "lr"), "--trial lr: choose from nothing, since the table has no [trials]\n"),
         ((), "name the machine with --machine TEXT\n"),
     ):
-        ended = train(table, *wrong)
-        assert (ended.returncode, ended.stderr) == (2, message)
+        code, _, err = ended_script(SCRIPTS / "train_table.py", table, *wrong)
+        assert (code, err) == (2, message)
     assert list(Path("results").iterdir()) == []
 
 

@@ -4,7 +4,7 @@ from tests.matrix.mutants.mutant import Mutant
 
 RESUMED = "engine/test_loop.py::test_stopping_and_resuming_at_every_step_changes_nothing"
 SHARDED = "lm/engine/sharded.py"
-SHARED = "parallel/test_training.py::test_two_processes_give_the_bits_of_one"
+SHARED = "parallel/test_training.py::test_a_run_goes_on_with_any_number_of_processes"
 STATE = "lm/engine/state.py"
 SAVING = "lm/engine/saving.py"
 TRAIN = "lm/engine/loop.py"
