@@ -63,6 +63,9 @@ PAIRS = {  # labels of further tests by file
         ("DOC ×4, 2 + 1 components of two layers, dropout .1", "MoS ×4, K = 3, dropout .1"),
     ),
     "switchboard_bleu": (
+        ("MoS ×1, K = 3", "MoS ×1, K = 1"),
+        ("MoS ×4, K = 3", "MoS ×4, K = 1"),
+        ("DOC ×4, K = 3", "MoS ×4, K = 3"),
         ("MFS ×4, K = 3, four parts", "MoS ×4, K = 3"),
         ("MoC, learned factor, K = 3", "MoC ×1, K = 3"),
         ("MoS, learned factor, K = 3", "MoS ×1, K = 3"),
@@ -72,6 +75,7 @@ PAIRS = {  # labels of further tests by file
         ("MoS ×1, K = 3", "MoC ×1, K = 3"),
         ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "MoS ×4, K = 3"),
         ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "attention, softmax ×4"),
+        ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "Mogrifier, softmax ×4"),
         ("attention, softmax ×4", "attention, softmax"),
         ("attention, MoC ×4, K = 3", "attention, softmax"),
         ("attention, MoS ×4, K = 3", "attention, softmax"),

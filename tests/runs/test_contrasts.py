@@ -47,6 +47,21 @@ def test_without_noise_of_training_it_is_a_t_test_over_the_text() -> None:
     assert change.high - change.low == pytest.approx(2 * t.ppf(0.975, UNITS - 1) * error)
 
 
+@pytest.mark.parametrize(("spreads", "most"), [((0.0042, 0.0042), 0.02), ((0.0138, 0.0024), 0.05)])
+def test_three_seeds_do_not_tell_the_tails(spreads: tuple[float, float], most: float) -> None:
+    """Heads without a difference, which vary as those of the Penn Treebank: pages show no p below .01."""
+    rng, p_values = np.random.default_rng(5), []
+    for _ in range(1500):
+        difference = rng.normal(0, 0.0024 * math.sqrt(UNITS), UNITS)
+        texts = zip(spreads, (difference, 0.0), strict=True)
+        one, other = (pool(rng.normal(0, spread, 3), text) for spread, text in texts)
+        p_values.append(welch(one, other, COUNTS)[0])
+    shares = {level: np.mean(np.array(p_values) < level) for level in (0.05, 0.01, 0.001)}
+    assert 0.03 < shares[0.05] < 0.09
+    assert 0.005 < shares[0.01] < most
+    assert shares[0.001] > 0.001
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_noise_of_training_does_not_pass_for_a_gain(seeds: int) -> None:
     rng, trials, found, sizes = np.random.default_rng(3), 300, 0, np.full(UNITS, TOKENS)
