@@ -1,6 +1,7 @@
 """Words and phrases of a config in the token ids of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, Texts
@@ -36,10 +37,15 @@ def texts_of(
                     " decode.forbid excludes; remove it from one of them"
                 )
     blocked = contexts if config.block_context_ngram else ()
-    special = {marks.bos, marks.eos}
-    return Texts(
-        begin, require, forbid, [[[i for i in ids if i not in special] for ids in said] for said in blocked]
-    )
+    parts = [[part for ids in context for part in _between(marks, ids)] for context in blocked]
+    return Texts(begin, require, forbid, parts)
+
+
+def _between(marks: Marks, ids: Sequence[int]) -> Iterator[list[int]]:
+    """The parts of an utterance, or of the prompt of a chat template, between ``<s>`` and ``</s>``."""
+    for special, part in groupby(ids, {marks.bos, marks.eos}.__contains__):
+        if not special:
+            yield list(part)
 
 
 def _known(key: str, text: str, codec: Codec, marks: Marks) -> list[int]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lm.arrays import Floats
 from lm.cells.layers import Layer
+from lm.config.section import MAX_SIZE
 from lm.config.suggest import did_you_mean
 from lm.errors import DataError, DivergenceError, require
 from lm.heads.states import Layers
@@ -67,7 +68,7 @@ class DynamicSetting:
         require(0 < self.eps < math.inf, f"--eps {self.eps:g}: must be a finite number above 0")
         for name in ("window", "streams"):
             value = getattr(self, name)
-            require(value >= 1, f"--{name} {value}: must be at least 1")
+            require(1 <= value <= MAX_SIZE, f"--{name} {value}: must be between 1 and {MAX_SIZE}")
         require(
             self.scaling in get_args(Scaling),
             f"--scaling {self.scaling!r}: must be one of {', '.join(get_args(Scaling))}",

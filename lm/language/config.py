@@ -209,6 +209,8 @@ class ModelConfig(Section):
         if wrong := self.misplaced("trunk", (self.trunk,)):
             remedy = f"{wrong}; remove it from a trunk of the kind {kind}"
             raise unfit(self.trunk, wrong) if kind == PRETRAINED else ValueError(remedy)
+        if self.layer_sum and len(self.hidden_sizes) == 1:
+            raise ValueError("layer_sum does nothing with one layer; leave it out, or add layers")
         if self.layer_sum and len(set(self.hidden_sizes)) > 1:
             sizes = ", ".join(map(str, self.hidden_sizes))
             raise ValueError(

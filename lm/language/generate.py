@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lm.engine.device import flushed_denormals
-from lm.errors import DivergenceError, require
+from lm.errors import DataError, DivergenceError, require
 from lm.heads.sampling import INFINITY, draw_tokens
 from lm.heads.states import Layers
 from lm.language.model import Outputs
 from lm.language.pretrained_trunk import block_note
 from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.steps import Check, unchecked
+from lm.text.tokenizers import EOS_WORD
 from lm.text.vocabulary import Codec, unknown_words
 from lm.trunks.trunk import TrunkState
 
@@ -89,11 +90,14 @@ def generate(trained: TrainedLm, prompt: str, options: GenerateOptions) -> Itera
 def prompt_ids(codec: Codec, prompt: str, place: str) -> list[int]:
     """Ids of ``<eos>`` and a prompt, whose last line goes on.
 
-    Raises DataError, with ``place``, for a word that a vocabulary without ``<unk>`` lacks.
+    Raises DataError, with ``place``, for a word that a vocabulary without ``<unk>`` lacks, and for ``<eos>``.
     """
-    said = [codec.vocabulary.bos]
+    vocabulary, said = codec.vocabulary, [codec.vocabulary.bos]
     for line in prompt.split("\n"):
-        said += codec.encode(line, place)
+        *ids, end = codec.encode(line, place)
+        if vocabulary.eos in ids:
+            raise DataError(f"{place}: {EOS_WORD} is the end of a line; end the line instead")
+        said += [*ids, end]
     return said[:-1]
 
 
@@ -197,8 +201,9 @@ class TextWriter:
         added = text[len(self._shown) :]
         if len(self._line) > 2 * _KEPT and text.endswith(end := self._text_of(self._line[-_KEPT:])):
             del self._line[:-_KEPT]  # or the time of a long line would grow with its square
-            text = end
-        self._shown = text
+            self._shown = end
+        elif added:
+            self._shown = text
         return added
 
     def _text_of(self, tokens: list[str]) -> str:

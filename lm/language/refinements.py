@@ -177,12 +177,17 @@ def mean_of_passes(trained: TrainedLm, samples: int, one_pass: Callable[[], Floa
 
 
 def with_dropout(model: LanguageModel, factor: float) -> LanguageModel:
-    """A copy of the model with active dropout, rates times a factor. ConfigError if a rate reaches 1."""
+    """A copy of the model with active dropout, rates times a factor.
+
+    ConfigError if a rate reaches 1, or if none is above 0.
+    """
     rates = {name: factor * getattr(model.config, name) for name in _AROUND}
     latent = factor * model.head.config.latent_dropout
     within = [factor * rate for rate in model.layers.dropout_rates()]
     if not (factor >= 0 and max(latent, *within, *rates.values()) < 1):
         raise ConfigError(f"--mc-rate {factor:g}: must be at least 0 and keep every dropout rate below 1")
+    if not any((latent, *within, *rates.values())):
+        raise ConfigError("--mc-samples: no dropout rate is above 0; leave it out, or raise --mc-rate")
     sampler = copy.deepcopy(model)
     sampler.config = model.config.model_copy(update=rates)
     sampler.head.config = model.head.config.model_copy(update={"latent_dropout": latent})

@@ -145,7 +145,8 @@ class ReadHeads:
     def spans(self, number: int, config: WindowConfig, generator: np.random.Generator) -> Iterator[Span]:
         """Yield the positions of the windows of a pass; ``start`` counts tokens of a head over all passes.
 
-        In a pass, all heads together read the text about once. Windows of fixed length are always full.
+        In a pass, all heads together read the text about once. Windows of fixed length are full, unless
+        the text of a head is shorter.
         """
         rows = max(1, len(self._text) // self._streams)
         if not config.random and rows > config.length:

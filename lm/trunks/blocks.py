@@ -99,7 +99,8 @@ class BlockStack(nn.Module):
             past: keys and values from before, of each block.
             heard: the memory, for blocks with cross-attention.
         """
-        hidden = words if self.enter is None else self.enter(words)
+        # Autocast would keep the sums of all blocks in the precision of a projection.
+        hidden = words if self.enter is None else self.enter(words).to(words.dtype)
         lower: list[Tensor] = []
         known: list[KeysValues] = []
         for number, block in enumerate(self._each()):

@@ -263,13 +263,14 @@ def test_words_become_tokens_or_are_refused() -> None:
     marks = Marks(vocabulary.bos, vocabulary.eos, vocabulary.ids(["<pad>", "<s>", DIALOG]))
 
     def texts(**keys: object) -> Texts:
-        heard = (marks.bos, *codec.encode("you like rain"), marks.eos)
+        heard = (marks.bos, *codec.encode("you like rain"), marks.eos, *codec.encode("snow"), marks.eos)
         return texts_of(decode(max_length=5, **keys), codec, marks, [[heard]])
 
     found = texts(begin="I like", require=["snow"], forbid=["rain .", "zebra", "you"], block_context_ngram=2)
     assert [codec.decode(ids) for ids in found.forbid] == ["rain.", "you"], "an unknown word cannot occur"
     assert codec.decode(found.begin) == "i like"
-    assert found.contexts == [[codec.encode("you like rain")]]
+    parts = [codec.encode("you like rain"), codec.encode("snow")]
+    assert found.contexts == [parts], "as the prompt of a chat template, which is one utterance"
     assert texts().contexts == []
     unknown = vocabulary.unk
     found = texts(forbid=["<unk>", "i <unk>", "zebra <unk>"])

@@ -155,8 +155,9 @@ def test_bad_options_are_refused() -> None:
 
 def test_a_prompt_that_cannot_be_written_and_a_model_without_numbers_are_refused() -> None:
     closed = Codec(tiny_codec().tokenizer, Vocabulary.of_text({"<eos>": 1, "a": 1}))
-    with pytest.raises(DataError, match="--prompt"):
-        words(tiny_lm(codec=closed), "b")
+    for wrong in ("b", "a <eos> a"):
+        with pytest.raises(DataError, match="--prompt"):
+            words(tiny_lm(codec=closed), wrong)
     trained = tiny_lm()
     with torch.no_grad():
         trained.model.embedding.weight.fill_(float("nan"))
@@ -173,6 +174,12 @@ def codec_of_characters() -> Codec:
 
 def codec_of_bytes() -> Codec:
     return Codec(Byte(), Vocabulary.of_text({"<eos>": 1} | dict.fromkeys(Byte().split("aé€𝄞"), 1)))
+
+
+def test_a_half_character_at_the_end_of_a_prompt_is_written_once() -> None:
+    codec = Codec(Byte(), Vocabulary.of_text({"<eos>": 1} | dict.fromkeys(Byte().split("aé\ufffd"), 1)))
+    writer = TextWriter(codec, "a\ufffd")
+    assert "".join(writer.add(index) for index in codec.vocabulary.ids(Byte().split("éa"))) == "éa"
 
 
 @pytest.mark.parametrize("codec", [codec_of_characters(), codec_of_bytes(), tiny_codec()])

@@ -48,7 +48,7 @@ def test_mc_dropout_is_the_mean_of_probabilities() -> None:
     np.testing.assert_allclose(mixed, -np.log(np.exp(-np.array(passes)).mean(0)), atol=1e-12)
     assert torch.equal(torch.get_rng_state(), before), "others' random numbers stay as they are"
     assert not np.allclose(passes[0], passes[1], atol=1e-3)
-    none = with_dropout(trained.model, 0.0)
+    none = with_dropout(trained.model, 1e-15)
     np.testing.assert_allclose(mc_nll(trained, none, ids, 2), token_nll(trained, ids), atol=1e-12)
     assert trained.model.config.weight_dropout == 0.3, "the model itself is as it was"
     assert not trained.model.training
@@ -56,6 +56,8 @@ def test_mc_dropout_is_the_mean_of_probabilities() -> None:
     for factor in (-0.1, 3.4, math.nan):
         with pytest.raises(ConfigError, match="--mc-rate"):
             with_dropout(trained.model, factor)
+    with pytest.raises(ConfigError, match="--mc-samples: no dropout rate is above 0"):
+        with_dropout(trained.model, 0.0)
 
 
 @pytest.mark.parametrize("rate", ["embedding", "input", "hidden", "output", "weight", "latent"])

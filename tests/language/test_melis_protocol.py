@@ -136,10 +136,11 @@ def test_the_output_is_the_sum_of_all_layers(cell: CellConfig) -> None:
     torch.testing.assert_close(outputs.raw, total)
 
 
-def test_layers_of_several_sizes_have_no_sum(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sizes", "reason"), [("7, 5", "one size .* not 7, 5"), ("7", "nothing")])
+def test_layers_of_several_sizes_and_one_layer_have_no_sum(tmp_path: Path, sizes: str, reason: str) -> None:
     path = tmp_path / "sum.toml"
-    path.write_text("[model]\nhidden_sizes = [7, 5]\nlayer_sum = true\n")
-    with pytest.raises(ConfigError, match=r"sum\.toml:3: \[model\] layer_sum .* one size .* not 7, 5"):
+    path.write_text(f"[model]\nhidden_sizes = [{sizes}]\nlayer_sum = true\n")
+    with pytest.raises(ConfigError, match=rf"sum\.toml:3: \[model\] layer_sum .* {reason}"):
         load_config(str(path), LmConfig, family="lm")
 
 

@@ -265,3 +265,14 @@ def test_feedforward_sizes_follow_the_width() -> None:
     assert TransformerConfig(feedforward_size=7).inner(12) == 7
     for before, after in pairwise([*range(16, 64, 8)]):
         assert TransformerConfig().inner(before) <= TransformerConfig().inner(after)
+
+
+@pytest.mark.parametrize("words", [D, E])
+def test_sums_of_blocks_keep_their_precision_under_autocast(words: int) -> None:
+    """Also where a projection, which has bfloat16 products, makes inputs of the blocks' size."""
+    trunk, sums = trunk_of(words=words).float(), list[torch.dtype]()
+    for block in trunk.stack.blocks:
+        block.feedforward_norm.register_forward_pre_hook(lambda _, given: sums.append(given[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        trunk(words_of(size=words).float(), trunk.initial_state(B))
+    assert set(sums) == {torch.float32}
