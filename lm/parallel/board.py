@@ -12,6 +12,7 @@ from lm.disk.storage import JSON
 from lm.errors import require
 from lm.launched import whole_number
 
+REACHED = timedelta(minutes=1)  # in which the store of torchrun answers, which is there before the ranks
 ASKED = 0.5  # seconds between two questions about an alert
 _BEAT = "exchange/{}"  # key under which a rank counts its exchanges
 _FAILURE = "failure"  # key under which the first rank to fail tells why
@@ -28,7 +29,9 @@ class Board:
         host, port = os.environ["MASTER_ADDR"], whole_number("MASTER_PORT")
         require(port < 1 << 16, f"MASTER_PORT = {port}: not a port; start several processes by torchrun")
         master = rank == 0 and not hosted()
-        store = TCPStore(host, port, size, is_master=master, timeout=timeout, wait_for_workers=False)
+        connecting = min(timeout, REACHED) if hosted() else timeout
+        store = TCPStore(host, port, size, is_master=master, timeout=connecting, wait_for_workers=False)
+        store.set_timeout(timeout)
         self.store = PrefixStore(f"highrank/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
     def beat(self, exchange: int) -> None:

@@ -1,6 +1,8 @@
 """Errors of one process among several: every rank ends, and one prints."""
 
+import socket
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from lm.ending import report
 from lm.engine.sharded import require_equal_weights
 from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, WorkerError
 from lm.launched import module_command, module_environment
+from lm.parallel.board import Board
 from lm.parallel.group import Group, process_group
 from lm.parallel.launch import exit_code, without_option
 from tests.support.ranks import together
@@ -18,6 +21,20 @@ from tests.support.ranks import together
 
 def test_work_of_rank_0_reaches_all() -> None:
     assert together(3, lambda group: group.share(lambda: [group.rank, "done"])) == [[0, "done"]] * 3
+
+
+def test_ranks_whose_launcher_was_killed_before_they_came_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the hour that an evaluation waits: the store of the launcher is there before its ranks."""
+    with socket.socket() as closed:
+        closed.bind(("localhost", 0))
+        port = closed.getsockname()[1]
+    for name, value in {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("lm.parallel.board.REACHED", timedelta(seconds=0.2))
+    with pytest.raises(RuntimeError, match="timed out"):
+        Board(0, 2, timedelta(minutes=60))
 
 
 @pytest.mark.parametrize(
