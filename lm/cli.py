@@ -41,6 +41,7 @@ from lm.console.options import (
     nonempty,
     output_file,
     output_folder,
+    require_absent,
 )
 from lm.disk.new_folder import beside
 from lm.doctor.cli import add_doctor
@@ -306,6 +307,7 @@ def dynamic(
 
 @app.command()
 def generate(
+    context: typer.Context,
     run: RunFolder,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum length in tokens.")] = 200,
@@ -331,6 +333,11 @@ def generate(
     from lm.language.generate import generate as write
     from lm.language.trained import TrainedLm
 
+    if top_k == 1:
+        idle = ("temperature", "temperature_on", "top_p", "seed", "count")
+        require_absent(context, idle, "has no effect with --top-k 1, which takes the most probable word")
+    if temperature == 1:
+        require_absent(context, ["temperature_on"], "has no effect at --temperature 1")
     options = GenerateOptions(max_tokens, temperature, temperature_on, top_k, top_p, seed, count, unknown)
     trained = TrainedLm.load(run, checkpoint)
     for line in prompt_notes(trained, prompt, options):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
 import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import output_folder, run_folders
+from lm.console.options import given, output_folder, run_folders
 from lm.console.tables import Table
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.parallel.group import ALONE, Group
@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 def _one_choice(context: typer.Context, value: T) -> T:
     """Typer callback of both options: reject --checkpoint with --over-training, in either order."""
-    sources = [context.get_parameter_source(name) for name in ("checkpoint", "over_training")]
-    both = all(source is not None and source.name == "COMMANDLINE" for source in sources)
+    both = len(given(context, "checkpoint", "over_training")) == 2
     require(not both, "--checkpoint: has no effect with --over-training; leave out one of the two")
     return value
 

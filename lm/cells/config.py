@@ -20,7 +20,8 @@ class CellSettings(Section):
         | dict.fromkeys(("cap_input_gate", "layer_norm"), _LSTMS)
     }
     readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "rounds": dict.fromkeys(("rank", "gate_bias", "zigzag"), Owner("cell.rounds above 0", Above(0)))
+        "rounds": dict.fromkeys(("rank", "gate_bias"), Owner("cell.rounds above 0", Above(0)))
+        | {"zigzag": Owner("cell.rounds above 1", Above(1))}
     }
 
     rounds: int = Field(

@@ -79,10 +79,13 @@ def _without_effect(config: BaseModel, key: str) -> str:
     return owner and f"belongs to {owner}"
 
 
-def require_effect(config: BaseModel, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a ``section.key=value`` override of a config sets a key that nothing reads."""
+def require_effect(config: BaseModel, overrides: Sequence[str], open_keys: Collection[str] = ()) -> None:
+    """Raise ConfigError if a ``section.key=value`` override of a config sets a key that nothing reads.
+
+    ``open_keys`` as in :func:`require_read`.
+    """
     for key in keys_of(overrides):
-        require_read(config, key, f"{COMMAND_LINE} ")
+        require_read(config, key, f"{COMMAND_LINE} ", open_keys)
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
@@ -101,10 +104,16 @@ def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[
         return
     for decider in section.unread_with(name):
         if f"{table}.{decider}" not in open_keys:
+            value = _as_typed(getattr(section, decider))
             raise ConfigError(
-                f"{where}{key}: has no effect with {table}.{decider} = {getattr(section, decider)}; leave it"
-                f" out, or choose {section.readers[decider][name].name}"
+                f"{where}{key}: has no effect with {table}.{decider} = {value}; leave it out, or choose"
+                f" {section.readers[decider][name].name}"
             )
+
+
+def _as_typed(value: object) -> str:
+    """A value as the command line takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def override(

@@ -1,7 +1,7 @@
 """Shared arguments and options of commands."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +11,7 @@ from typer.models import ArgumentInfo, OptionInfo
 from lm.config.presets import preset_names
 from lm.console.app import note
 from lm.disk.storage import require_place, require_writable
+from lm.errors import ConfigError
 from lm.launched import leads, several
 from lm.runs.outputs import Kind, is_json_result, require_earlier, require_foreign
 
@@ -21,6 +22,19 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a key, as in --set train.seed=2; may be repeated."
     ),
 ]
+
+
+def given(context: typer.Context, *names: str) -> list[str]:
+    """The options, as typed, of those parameters of a command that were given."""
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    sources = [(name, context.get_parameter_source(name)) for name in names]
+    return [options[name] for name, source in sources if source is not None and source.name != "DEFAULT"]
+
+
+def require_absent(context: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError with a reason if a parameter of a command was given."""
+    if found := given(context, *names):
+        raise ConfigError(f"{found[0]}: {reason}; leave it out")
 
 
 def filename(text: str) -> Path:

@@ -126,7 +126,9 @@ class TrainConfig(Section):
     """Training: limits, validation, checkpoints, precision and device."""
 
     readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
-        "shards": {"reduction": Owner("--set train.shards=2, or more", Above(1))}
+        "shards": dict.fromkeys(
+            ("reduction", "exchange_minutes"), Owner("--set train.shards=2, or more", Above(1))
+        )
     }
 
     seed: int = Field(1, ge=0, le=MAX_SEED, description="seed of initialisation, data order and dropout")

@@ -44,6 +44,7 @@ class HeadConfig(Section):
     }
     readers: ClassVar[Mapping[str, Mapping[str, Owner]]] = {
         "components": dict.fromkeys(("prior_bias", "skip_below"), Owner("more components", Above(1))),
+        "latent_dropout": {"shared_latent_mask": Owner("head.latent_dropout above 0", Above(0))},
         "prior_penalty": {"prior_penalty_of": Owner("a head.prior_penalty above 0", Above(0))},
     }
     kind: HeadKind = Field(
@@ -235,6 +236,8 @@ class HeadConfig(Section):
         if any(one >= other for one, other in pairwise(self.candidates)):
             raise ValueError(f"candidates = {list(self.candidates)}: must increase, as in [20, 100]")
         lower = sum(self.lower_components)
+        if self.kind == "doc" and self.components == 1:
+            raise OwnRemedyError("components = 1: doc needs at least two, of different layers; choose more")
         if self.kind == "doc" and not 0 < lower < self.components:
             raise OwnRemedyError(
                 f"lower_components = {list(self.lower_components)}: doc needs at least one component from"

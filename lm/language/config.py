@@ -273,7 +273,8 @@ class LmConfig(Section):
 
     @model_validator(mode="after")
     def _streams_known(self) -> Self:
-        if self.head.prior_penalty_of == "streams" and self.model.dropout_masks == "per_step":
+        of_streams = self.head.prior_penalty and self.head.prior_penalty_of == "streams"
+        if of_streams and self.model.dropout_masks == "per_step":
             raise ValueError(
                 'head.prior_penalty_of = "streams": needs the streams, which model.dropout_masks = "per_step"'
                 ' hides; set one of them to "batch" or "shared"'

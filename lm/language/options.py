@@ -1,6 +1,6 @@
 """Shared command-line options of language models."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,9 +52,12 @@ def spare_texts(output: Path | None, runs: Sequence[Path], data: str | None) -> 
         require_apart([output], [data, *texts])
 
 
-def require_used(config: LmConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an override that nothing reads, or that a prepared training text has decided."""
-    require_effect(config, overrides)
+def require_used(config: LmConfig, overrides: Sequence[str], open_keys: Collection[str] = ()) -> None:
+    """Raise ConfigError for an override that nothing reads, or that a prepared training text has decided.
+
+    ``open_keys`` may get any value.
+    """
+    require_effect(config, overrides, open_keys)
     given = {text.partition("=")[0].strip() for text in overrides}
     decided = [name for name in ("tokenizer", "lowercase", "vocab_size") if f"data.{name}" in given]
     if decided and Path(config.data.train).is_dir():

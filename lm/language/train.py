@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lm.config.load import Resolved, override
+from lm.config.load import Resolved, keys_of, override
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
@@ -58,9 +58,11 @@ def finetuned(run: Path, overrides: list[str]) -> Resolved[LmConfig]:
     trained with SGD and no rate is given, because the rate of another optimiser is far too low.
     """
     resolved = config_of(run, LmConfig)
-    given = {text.partition("=")[0].strip() for text in overrides}
+    given = keys_of(overrides)
+    if "train.start_from" in given:
+        raise ConfigError(f"--set train.start_from: is {run} itself; finetune the other run instead")
     trained_by = resolved.config.optim.name
-    if trained_by != "sgd" and "optim.lr" not in given:
+    if trained_by != "sgd" and not {"optim.lr", "optim.name"} & {*given}:
         raise ConfigError(
             f"{run}: trained by {trained_by}, whose learning rate is too low for SGD;"
             " give one, as in --set optim.lr=20"
@@ -78,11 +80,22 @@ def _load(config: LmConfig, folder: Path) -> tuple[Codec, _Splits]:
     begun = os.path.lexists(folder / DATA)  # written after the codec, so the codec is complete
     if not begun:
         require_pretrained(config)
-    codec = codec_of(folder) if begun else load_codec(config.data, pretrained_path(config.model.trunk))
+    codec = codec_of(folder) if begun else _new_codec(config)
     if not begun:
         require_vocabulary(config, codec)
     train_split = load_split(config.data.train, codec)
     return codec, (train_split, load_split(config.data.valid, codec))
+
+
+def _new_codec(config: LmConfig) -> Codec:
+    """The codec of a new run, of text files that of ``train.start_from`` if the trunk is pretrained.
+
+    That run has a copy of the trunk's architecture, without the tokenizer beside it.
+    """
+    trunk, source = pretrained_path(config.model.trunk), config.train.start_from
+    if trunk is not None and source and not Path(config.data.train).is_dir():
+        return codec_of(Path(source))
+    return load_codec(config.data, trunk)
 
 
 def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Ready:

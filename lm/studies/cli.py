@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lm.console.app import counting, show, write_result
-from lm.console.options import JsonFile, output_folder
+from lm.console.options import JsonFile, output_folder, require_absent
 from lm.console.tables import Table
-from lm.errors import ConfigError, require
+from lm.errors import ConfigError
 from lm.steps import OnProgress
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def bottleneck(
     if vocab is not None:
         values["vocab"] = vocab
     read = {field.name for field in fields(options_of)}
-    _require_absent(context, task, [name for name in values if name not in read])
+    require_absent(
+        context, [name for name in values if name not in read], f"--task {task} does not read this option"
+    )
     options = options_of(**{name: value for name, value in values.items() if name in read})
     with counting("training") as progress:
         result = study(options, out, progress)
@@ -181,14 +183,6 @@ def _study(task: str) -> "tuple[type[HeadOptions], StudyRun, StudyDraw, StudyTab
         "spam": (SpamOptions, spam, draw_spam, spam_tables),
     }
     return tasks[task]
-
-
-def _require_absent(context: typer.Context, task: str, unread: Sequence[str]) -> None:
-    """Raise ConfigError if an option is given that a task of ``lm bottleneck`` does not read."""
-    for name in unread:
-        source, option = context.get_parameter_source(name), f"--{name.replace('_', '-')}"
-        given = source is not None and source.name != "DEFAULT"
-        require(not given, f"{option}: --task {task} does not read this option; omit {option}")
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

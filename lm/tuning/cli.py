@@ -12,7 +12,14 @@ from lm.config.load import C, family_of, load_config
 from lm.config.places import DEFAULT_RUNS
 from lm.config.write import config_text, literal
 from lm.console.app import check_data, show, write_result
-from lm.console.options import JsonFile, Overrides, config_argument, output_file, output_folder
+from lm.console.options import (
+    JsonFile,
+    Overrides,
+    config_argument,
+    output_file,
+    output_folder,
+    require_absent,
+)
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
 from lm.libraries import require_libraries
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from lm.tuning.search import SearchPlan, Train
 
 _WORKERS = 4  # maximum per processor
+_OF_SEARCH = ("space", "overrides", "trials", "workers", "sampler", "seed", "prune", "minutes")
 TEXT = (
     "Search for good values of config keys. Trials are runs with values drawn from the space.\n\n"
     "The same command resumes an interrupted search, and interrupted trials first. Several processes may "
@@ -37,18 +45,19 @@ def add_tune(
     app: typer.Typer,
     family: str,
     schema: type[C],
-    require_used: Callable[[C, Sequence[str]], None],
+    require_used: Callable[[C, Sequence[str], Sequence[str]], None],
     module: str,
     example: str,
 ) -> None:
     """Add the command ``tune`` to a program.
 
-    ``require_used`` raises ConfigError for overrides that nothing reads. The function ``train`` of
-    ``module``, which is imported for a search, trains one run.
+    ``require_used`` raises ConfigError for overrides that nothing reads with any values of the searched keys.
+    The function ``train`` of ``module``, which is imported for a search, trains one run.
     """
 
     @app.command(help=f"{TEXT}\n\nExample: {family} tune {example}")
     def tune(
+        context: typer.Context,
         config: Annotated[str, config_argument(family)],
         space: Annotated[
             str | None, typer.Option(metavar="FILE", help="Searched keys and their ranges (TOML).")
@@ -75,6 +84,8 @@ def add_tune(
         picture: Annotated[Path | None, output_file("Parallel coordinates, PNG or SVG.", is_picture)] = None,
         json_file: JsonFile = None,
     ) -> None:
+        if only_show:
+            require_absent(context, _OF_SEARCH, "has no effect with --show")
         require_apart([picture, json_file], [config, space])
         if picture is not None:
             require_format(picture)
@@ -85,7 +96,8 @@ def add_tune(
                 raise ConfigError("--space is missing; name a search space, or add --show")
             parameters = load_space(space, base, schema, family=family)
             require_libraries("tune", "tune", "optuna")
-            require_used(base.config, overrides or ())
+            searched = [name for one in parameters for name in (one.key, *one.also)]
+            require_used(base.config, overrides or (), searched)
             config_text(base.config)  # best.toml could not hold what these refuse
             literal(config)
             from lm.tuning.search import SearchPlan

@@ -256,6 +256,8 @@ def test_text_files_are_read_with_the_tokenizer(
     ]
     assert ending(main, "train", "run.toml", "--run", "run", *options)[0] == 0
     assert Codec.load(Path("run")).fingerprint == Codec.load(Path("data")).fingerprint
+    shutil.rmtree("folder")
+    assert ending(main, "finetune", "run", "--set", "optim.lr=1", "--set", "train.max_steps=1")[0] == 0
 
 
 def test_layers_may_be_wider_than_what_the_network_returns(tmp_path: Path) -> None:

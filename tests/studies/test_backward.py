@@ -196,7 +196,7 @@ def test_an_option_that_a_task_does_not_read_is_refused(
 ) -> None:
     code, _, err = ending(main, "bottleneck", "--task", task, unread, "2")
     assert code == 2
-    assert err == f"{unread}: --task {task} does not read this option; omit {unread}\n"
+    assert err == f"{unread}: --task {task} does not read this option; leave it out\n"
 
 
 def test_languages_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

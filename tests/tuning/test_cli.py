@@ -85,6 +85,7 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
     ("options", "told"),
     [
         ((), "--space is missing; name a search space, or add --show"),
+        (("--show", "--no-prune"), "--prune: has no effect with --show; leave it out"),
         (("--space", "none.toml"), "--space none.toml: no such space or file; the spaces of `lm` are"),
         (
             ("--space", "s.toml", "--set", "optim.lr=1"),
@@ -137,6 +138,8 @@ def test_what_is_searched_is_read_by_something(lm: Callable[..., Outcome], in_tm
     assert "s.toml:2: optim.momentum: has no effect with optim.name = adamw" in err
     (in_tmp / "s.toml").write_text(f'[space]\n{momentum}"optim.name" = {{choices = ["sgd", "adamw"]}}\n')
     assert lm(*command)[0] == 0
+    (in_tmp / "s.toml").write_text('[space]\n"optim.name" = {choices = ["sgd", "adamw"]}\n')
+    assert lm(*command, "--set", "optim.momentum=0.5", "--out", "given")[0] == 0
 
 
 def test_looking_at_a_search_changes_nothing(
