@@ -57,7 +57,8 @@ class Table(BaseModel):
     ``evaluate``, options of the command, writes into RUN/evaluation. ``unit`` is the column of its contexts
     that numbers the units of the text, such as ``dialog``; if "", every row is a unit. ``analyses`` are
     options by name of the command of ``lm analyze``. ``heads`` are labels by name. ``trials`` are further
-    settings, of which ``--trial`` chooses one list by name.
+    settings, of which ``--trial`` chooses one list by name. A table that evaluates the validation split, to
+    choose by it, has no test perplexity.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -174,6 +175,8 @@ class Training:
             command="; ".join(map(shlex.join, self.commands())),
             torch_version=torch_of(self.run),
         )
+        if self.table.evaluation.startswith("valid"):
+            del made["numbers"]["test_perplexity"]  # it is that of this split
         return made | {"measured": self.table.measured, "units": self._units()}
 
     def _units(self) -> dict[str, str]:

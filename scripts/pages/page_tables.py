@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,11 @@ LEADS = {  # heading by file
     "switchboard_bleu": "5,000",
 }
 TRIALS = {  # files by heading of a training of seed 1, by table
+    "ptb_trials": {
+        "rate .004": "ptb_trials_lr4",
+        "rate .008": "ptb_trials",
+        "rate .016": "ptb_trials_lr16",
+    },
     "ptb_trials, full": {
         "rate .008, dropout .2": "ptb_small",
         "rate .004": "ptb_small_lr4",
@@ -225,21 +231,41 @@ def lead(own: Mapping[int, float] | None, softmax: Mapping[int, float]) -> str:
 
 
 def trials(folder: Path, files: Mapping[str, str]) -> str:
-    """Validation and test perplexity of seed 1 by head and setting, of heads with more than one setting."""
+    """Perplexities of seed 1 by head and setting, of heads with more than one setting.
+
+    The best setting of a head by validation is bold. The last column has the nats by which it is ahead of
+    the best one of softmax, on validation.
+    """
     found = [by_head(entries_of(folder, file)) for file in files.values()]
-    tried = {label: [own.get(label) for own in found] for label in found[0]}
+    labels = dict.fromkeys(label for own in found for label in own)
+    tried = {label: [own.get(label, ()) for own in found] for label in labels}
+    best = {label: min(own[0] for own in scores if own) for label, scores in tried.items()}
     rows = [
-        [label, *("not run" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in pairs)]
-        for label, pairs in tried.items()
-        if any(pairs[1:])
+        [
+            label,
+            *(setting_cell(own, bold=own[:1] == (best[label],)) for own in scores),
+            f"{log(best[BASELINES[0]] / best[label]):.3f}",
+        ]
+        for label, scores in tried.items()
+        if sum(map(bool, scores)) > 1
     ]
-    return markdown(["head", *files], rows)
+    return markdown(["head", *files, "nats, best against best"], rows)
 
 
-def by_head(entries: list[Any]) -> dict[str, tuple[float, float]]:
-    """Validation and test perplexity of seed 1 by label."""
+def setting_cell(perplexities: tuple[float, ...], *, bold: bool) -> str:
+    """Validation and test perplexity of a setting, or the first alone."""
+    shown = ", ".join(f"{value:.2f}" for value in perplexities) or "not run"
+    return f"**{shown}**" if bold else shown
+
+
+def by_head(entries: list[Any]) -> dict[str, tuple[float, ...]]:
+    """Validation and test perplexity of seed 1 by label; the first alone where the test split is unread."""
     return {
-        entry["label"]: (entry["numbers"]["valid_perplexity"], entry["numbers"]["test_perplexity"])
+        entry["label"]: tuple(
+            entry["numbers"][key]
+            for key in ("valid_perplexity", "test_perplexity")
+            if key in entry["numbers"]
+        )
         for entry in entries
         if entry["seeds"] == [1]
     }

@@ -254,8 +254,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "loss",
         tuple((f"V = {words:,}: MB", f"megabytes_{words}", fixed(0)) for words in (32_000, 128_000)),
     ),
-    "ptb_trials": (
-        "ptb_trials",
+    "ptb_trials_early": (
+        "ptb_trials_early",
         "head",
         tuple(
             (f"×{factor}, `optim.lr` = .{rate}", f"{factor}_{rate}", fixed(1))

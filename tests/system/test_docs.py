@@ -112,6 +112,8 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields(
     for results in files.values():
         assert results["about"]
         assert all(set(entry) - optional == fields for entry in results["entries"])
+        trials = [one for one in results["entries"] if one.get("measured", [""])[0].startswith("valid")]
+        assert not [one["label"] for one in trials if "test_perplexity" in one["numbers"]]
 
 
 def test_the_command_of_a_published_number_has_its_presets_and_settings() -> None:
