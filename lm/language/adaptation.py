@@ -66,9 +66,8 @@ class DynamicSetting:
             number = getattr(self, name)
             require(0 <= number < math.inf, f"--{name} {number:g}: must be a finite number of at least 0")
         require(0 < self.eps < math.inf, f"--eps {self.eps:g}: must be a finite number above 0")
-        for name in ("window", "streams"):
-            value = getattr(self, name)
-            require(1 <= value <= MAX_SIZE, f"--{name} {value}: must be between 1 and {MAX_SIZE}")
+        require(1 <= self.window <= MAX_SIZE, f"--window {self.window}: must be from 1 to {MAX_SIZE}")
+        require(self.streams >= 1, f"--streams {self.streams}: must be at least 1")
         require(
             self.scaling in get_args(Scaling),
             f"--scaling {self.scaling!r}: must be one of {', '.join(get_args(Scaling))}",

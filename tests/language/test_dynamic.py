@@ -315,7 +315,14 @@ def test_only_the_wrong_number_of_a_setting_is_named(numbers: tuple[float, ...],
 
 
 def test_impossible_settings_are_refused() -> None:
-    for values in ({"lr": -1.0}, {"decay": math.nan}, {"eps": 0.0}, {"window": 0}, {"scaling": "x"}):
+    for values in (
+        {"lr": -1.0},
+        {"decay": math.nan},
+        {"eps": 0.0},
+        {"window": 0},
+        {"window": 10**8},
+        {"scaling": "x"},
+    ):
         with pytest.raises(ConfigError, match=f"^--{next(iter(values))} "):
             DynamicSetting(**({"lr": 1e-3, "decay": 1e-3} | values))
 
