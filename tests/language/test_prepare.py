@@ -131,7 +131,10 @@ def test_a_file_is_cut_at_its_end_in_whole_lines(tmp_path: Path) -> None:
         "cut from the end of train: test; results compare only with those of the same cut"
     ]
     source.write_text("one line\n")
-    with pytest.raises(DataError, match="too short to split"):
+    with pytest.raises(DataError, match="too few lines to split"):
+        prepare(str(source), tmp_path / "short")
+    source.write_bytes(bytes(range(256)) * 4)
+    with pytest.raises(DataError, match="holds binary data, not text"):
         prepare(str(source), tmp_path / "short")
 
 

@@ -97,9 +97,9 @@ def cut_file(path: Path, form: TextForm, shares: Sequence[float]) -> list[FilePi
         rest = rest.cut(place, rest.size)
     pieces.append(rest)
     if any(piece.size < 1 for piece in pieces):
-        raise DataError(
-            f"{path}: too short to split at ends of lines; add lines, or name files for its splits"
-        )
+        for _ in whole_file(path, form).lines(InputLog("error", "lm prepare")):
+            pass  # a file that is no text has few ends of lines, and is told to be none
+        raise DataError(f"{path}: too few lines to split; add lines, or name files for its splits")
     return pieces
 
 
