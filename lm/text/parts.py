@@ -30,6 +30,7 @@ class PartOf:
         if found is None:
             raise ConfigError(f"--part {text[:_SHOWN]}: must be I/N, such as 1/8")
         part, last = cls(int(found[1]), int(found[2])), found[2]
+        require(part.count >= 1, f"--part {part}: must be of at least 1 part")
         require(part.count <= MOST_PARTS, f"--part {part}: must be of at most {MOST_PARTS:,} parts")
         require(1 <= part.index <= part.count, f"--part {part}: must be from 1/{last} to {last}/{last}")
         return part
