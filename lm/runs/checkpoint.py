@@ -163,8 +163,12 @@ class CheckpointStore:
             name = name if which == "best" else f"checkpoint {which!r}"
             others = self._choices(list(folders)) or "; train the run first"
             raise StorageError(f"{self.folder}: no {name}{others}")
+        return self._read(wanted, folders)
+
+    def _read(self, wanted: int, folders: Mapping[int, Path], *, tensors: bool = True) -> Commit:
+        """A commit, verified; StorageError that names others that are intact."""
         try:
-            return Commit.read(folders[wanted])
+            return Commit.read(folders[wanted], tensors=tensors)
         except StorageError as error:
             others = self._choices(
                 [step for step, path in folders.items() if step != wanted and is_intact(path)]
@@ -277,8 +281,8 @@ class CheckpointStore:
             before = [[]]  # the pointer of the first commit may not be written yet
         if named in (newest, *before):
             return newest
-        for _, path in folders:
-            Commit.read(path, tensors=False)  # otherwise the pointer may be that of a damaged commit
+        for step in there:
+            self._read(step, there, tensors=False)  # otherwise the pointer may be that of a damaged commit
         raise StorageError(
             f"{self.folder / 'best.json'}: names {step_names(pointed)}, and the newest checkpoint"
             f" {step_names(newest)}; it was edited or damaged: {MEND_POINTER}"

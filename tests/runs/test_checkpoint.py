@@ -189,6 +189,16 @@ def test_open_and_pointers(store: CheckpointStore) -> None:
         one_line(error, "best.json", "damaged; run the same training again", "--checkpoint step-N")
 
 
+def test_a_damaged_state_of_the_newest_commit_names_a_remedy_for_the_best(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        store.commit(step, {"model": {"bias": torch.zeros(2)}}, {"progress": {"best": [[1.0, step]]}}, {})
+        store.point("best", [step])
+    flip(store.folder / "step-00000003" / "state.json", 3)
+    with pytest.raises(StorageError) as error:
+        store.open("best")
+    one_line(error, "step-00000003", "choose another one by --checkpoint: step-2, step-1")
+
+
 @pytest.mark.parametrize(
     "read",
     [
