@@ -159,9 +159,9 @@ class CheckpointStore:
         folders = dict(self._folders())
         wanted = self._step_of(which, list(folders))
         if wanted not in folders:
-            name = "best checkpoint before the first validation"
-            name = name if which == "best" else f"checkpoint {which!r}"
-            others = self._choices(list(folders)) or "; train the run first"
+            unnamed = "best checkpoint before the first validation"
+            name = unnamed if which == "best" else f"checkpoint {which!r}"
+            others = self._choices([*folders]) or "; train the run first"
             raise StorageError(f"{self.folder}: no {name}{others}")
         return self._read(wanted, folders)
 
@@ -170,11 +170,9 @@ class CheckpointStore:
         try:
             return Commit.read(folders[wanted], tensors=tensors)
         except StorageError as error:
-            others = self._choices(
-                [step for step, path in folders.items() if step != wanted and is_intact(path)]
-            )
+            intact = [step for step, path in folders.items() if step != wanted and is_intact(path)]
             none = "; no other checkpoint is intact: restore one from a copy"
-            raise StorageError(f"{error}{others or none}") from error
+            raise StorageError(f"{error}{self._choices(intact) or none}") from error
 
     def _step_of(self, which: str, steps: list[int]) -> int:
         """Step of a checkpoint name; ConfigError for an unknown name."""
@@ -380,16 +378,14 @@ class CheckpointStore:
 
     def _holds(self, path: Path, state_sha256: str) -> bool:
         """True if an intact commit with equal content exists."""
-        try:
+        with suppress(StorageError):
             return os.path.lexists(path) and Commit.read(path).state_sha256 == state_sha256
-        except StorageError:
-            return False
+        return False
 
     def _pointed_or_nothing(self, name: Pointer) -> list[int]:
-        try:
+        with suppress(StorageError):
             return self.pointed(name)
-        except StorageError:
-            return []
+        return []
 
     def _choices(self, steps: Sequence[int], joint: str = ";") -> str:
         names = ", ".join(f"step-{step}" for step in steps[:8])
