@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lm.config.load import require_effect
+from lm.config.load import keys_of, require_effect
 from lm.console.options import nonempty
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
@@ -58,7 +58,7 @@ def require_used(config: LmConfig, overrides: Sequence[str], open_keys: Collecti
     ``open_keys`` may get any value.
     """
     require_effect(config, overrides, open_keys)
-    given = {text.partition("=")[0].strip() for text in overrides}
+    given = keys_of(overrides)
     decided = [name for name in ("tokenizer", "lowercase", "vocab_size") if f"data.{name}" in given]
     if decided and Path(config.data.train).is_dir():
         raise ConfigError(

@@ -3,8 +3,8 @@
 A test has the variance of a difference from two sources: the spread of the seeds of each pool, and the
 choice of the text by the bootstrap. It is Welch's t-test, with the text as a further part of the variance and
 of the degrees of freedom. Resampling two or three seeds instead would find far too small p-values. Seeds that
-differ in how they fit a text count in both parts. With two or three seeds of unequal spreads
-p-values below .05 still come up in up to 8 % of tests without a difference, those below .01 in up to 3 %.
+differ in how they fit a text count in both parts. With two or three seeds of unequal spreads p-values below
+.05 still come up in up to 8 % of tests without a difference, those below .01 in up to 3 %.
 """
 
 from collections.abc import Callable, Sequence

@@ -162,8 +162,10 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("half a line\x03wait\r")  # Ctrl-C at the prompt gives a new one
     terminal.expect("thinking")
+    started = time.monotonic()
     terminal.type("\x03")
     terminal.expect("(stopped)")
+    assert time.monotonic() - started < 1
     terminal.type("/nosuch \udcff\r")
     terminal.expect("unknown command /nosuch")
     terminal.expect(">")

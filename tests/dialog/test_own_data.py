@@ -100,6 +100,16 @@ def test_a_folder_that_is_no_run_stays_as_it_is(in_tmp: Path, dialog: Callable[.
     assert [path.name for path in Path("other").iterdir()] == ["x"]
 
 
+def test_a_closed_pipe_does_not_end_a_training_before_it_begins(in_tmp: Path) -> None:
+    Path("talk.txt").write_text(chat(20))
+    line = [sys.executable, "-m", "dialog", "train", "own_small", "--data", "talk.txt", *BRIEF]
+    with subprocess.Popen([*line, "--run", "r"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ended:
+        assert ended.stdout
+        ended.stdout.close()
+    assert ended.returncode == 0
+    assert Path("r/checkpoints/last.json").exists()
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``talk.txt`` and the run ``r`` that began with it."""

@@ -266,8 +266,11 @@ def test_tables_and_pictures_show_every_head(tmp_path: Path) -> None:
     assert str(wide).startswith(WIDE)
     pictures = [tmp_path / "b.png", tmp_path / "b.svg"]
     draw_bottleneck(result, pictures)
-    assert pictures[0].read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in pictures[1].read_bytes()
+    before = [path.read_bytes() for path in pictures]
+    assert before[0].startswith(b"\x89PNG")
+    assert b"<svg" in before[1]
+    draw_bottleneck(result, pictures[1:])
+    assert pictures[1].read_bytes() == before[1]
     with pytest.raises(ConfigError, match="pictures end in"):
         draw_bottleneck(result, [tmp_path / "b.pdf"])
 

@@ -223,11 +223,12 @@ assert "torch" not in sys.modules
 
 
 def test_a_closed_pipe_and_a_full_disk_under_stdout() -> None:
-    ended = subprocess.run(
-        f"{sys.executable} -m lm analyze rank --help | true; echo ${{PIPESTATUS[0]}}",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    for line in ("lm presets", "dialog --help", "lm analyze rank --help", "lm describe ptb_mos --toml"):
+        ended = subprocess.run(
+            f"{sys.executable} -m {line} | true; echo ${{PIPESTATUS[0]}}",
+            shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert (line, ended.stdout, ended.stderr) == (line, "0\n", "")
     if Path("/dev/full").exists():
         with open("/dev/full", "w") as full:
             for command in ("presets", "--version"):  # one that is written at the end, and one at once
