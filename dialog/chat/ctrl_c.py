@@ -12,7 +12,7 @@ class CtrlC:
     """Presses of Ctrl-C since the last :meth:`forget`, while :meth:`held`."""
 
     def __init__(self) -> None:
-        self._pressed = self._replying = False
+        self.pressed = self._replying = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -27,23 +27,28 @@ class CtrlC:
 
     @contextmanager
     def ends_reply(self) -> Iterator[None]:
-        """A section in which a press, also one from before, raises Interrupted at once."""
+        """A section in which a press, also one from before, raises Interrupted at once.
+
+        The KeyboardInterrupt of any other signal ends the chat.
+        """
         self._replying = True
         try:
-            if self._pressed:
+            if self.pressed:
                 raise KeyboardInterrupt
             yield
         except KeyboardInterrupt:  # from _press, because libraries do not catch KeyboardInterrupt
+            if not self.pressed:
+                raise
             raise Interrupted("stopped") from None
         finally:
             self._replying = False
 
     def forget(self) -> None:
         """Forget the presses."""
-        self._pressed = False
+        self.pressed = False
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        self._pressed = True
+        self.pressed = True
         if self._replying:
             self._replying = False
             raise KeyboardInterrupt

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 LONGEST_REMEMBERED = 10_000  # maximum characters of a line in the history
 
 
+class ControlC(Exception):  # noqa: N818
+    """Ctrl-C at the prompt; the KeyboardInterrupt of any other signal ends the chat."""
+
+
 def chat(
     run: Path,
     *,
@@ -140,7 +144,7 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
         while not repl.ended:
             try:
                 line = session.prompt("> ")
-            except KeyboardInterrupt:
+            except ControlC:
                 continue
             except EOFError:
                 return
@@ -148,6 +152,8 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
             try:
                 _print(console, repl.answers(line), "dim" if line.lstrip().startswith("/") else "cyan")
             except KeyboardInterrupt:  # between the end of a reply and that of its section
+                if not CTRL_C.pressed:
+                    raise
                 _print(console, ["(stopped)"], "dim")
             _print(console, repl.notes, "dim italic")
 
@@ -188,4 +194,4 @@ def prompt_session() -> "PromptSession[str]":
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = [f"/set {key}=" for key in DecodeConfig.model_fields]
     completer = WordCompleter([*(f"/{name}" for name in COMMANDS), *settings], sentence=True)
-    return PromptSession(history=History(path), completer=completer)
+    return PromptSession(history=History(path), completer=completer, interrupt_exception=ControlC)

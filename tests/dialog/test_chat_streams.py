@@ -10,18 +10,31 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from prompt_toolkit.history import FileHistory
 
+from dialog.batches import Example
 from dialog.chat.ctrl_c import CTRL_C
 from dialog.chat.terminal import converse, history_file, prompt_session
 from dialog.chat.transcript import read_transcript
+from dialog.decoding.config import DecodeConfig
+from dialog.decoding.steps import Hypothesis
+from lm.ending import EarlyStop
 from lm.errors import Interrupted
 from tests.support.toy_chat import conversation
+from tests.support.toy_responder import ToyResponder
+
+
+class Terminated(ToyResponder):
+    """It gets a signal while it thinks."""
+
+    def respond(self, examples: Sequence[Example], decode: DecodeConfig) -> list[list[Hypothesis]]:
+        signal.raise_signal(signal.SIGTERM)
+        return super().respond(examples, decode)
 
 
 def test_what_is_not_utf8_is_told_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +234,27 @@ def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
     terminal.type("\x04")
     terminal.expect("left")
     assert terminal.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("replying", [True, False])
+def test_other_signals_end_a_chat_at_once(terminal: Terminal, replying: bool) -> None:
+    if replying:
+        terminal.type("wait\r")
+        terminal.expect("thinking")
+    else:
+        terminal.type("half a line")
+        terminal.expect("half a line")
+    terminal.process.terminate()
+    assert terminal.process.wait(60) == -signal.SIGINT, "an uncaught KeyboardInterrupt"
+
+
+def test_a_signal_ends_a_chat_on_a_pipe() -> None:
+    """It has no Ctrl-C of its own, which would stop a reply only."""
+    chat = conversation()
+    chat.conversation.model = Terminated()
+    with EarlyStop(), pytest.raises(KeyboardInterrupt):
+        converse(chat, io.StringIO("hello\nthere\n"), output := io.StringIO())
+    assert output.getvalue() == ""
 
 
 def test_what_is_saved_outlives_the_process(terminal: Terminal, tmp_path: Path) -> None:

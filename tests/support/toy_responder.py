@@ -15,6 +15,7 @@ from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.trained import StepProbabilities
+from lm.ending import EarlyStop
 from lm.text.vocabulary import DIALOG, Codec, build_codec
 
 WORDS = "yeah well i think so too \x1b[2Jclear \x9b31mred \u202eright [bold]bold[/bold] [/foo] a\rb c\nd"
@@ -61,5 +62,6 @@ class ToyResponder:
 
 if __name__ == "__main__":
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that a typed Ctrl-C becomes a signal
-    converse_on_terminal(Repl(Conversation(ToyResponder())), sys.stdout)
+    with EarlyStop():
+        converse_on_terminal(Repl(Conversation(ToyResponder())), sys.stdout)
     print("left")
