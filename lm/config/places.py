@@ -16,6 +16,7 @@ from lm.errors import ConfigError, StorageError, visible
 
 DEFAULT_RUNS = Path("runs")  # default folder of runs
 _CONFIG, _MANIFEST = "config.json", "manifest.json"  # in runs, and in prepared corpora
+_COMMIT = "checkpoints/step-*/manifest.json"  # in runs that have begun
 
 
 def default_run(config: str) -> Path:
@@ -77,7 +78,7 @@ def runs_in(folder: Path, depth: int = 3) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """True for a config.json of a run, perhaps a damaged one, and not of another program."""
+    """True for a config.json of a run, perhaps damaged or lost, and not of another program."""
     with suppress(OSError):
         if (folder / _CONFIG).is_file():
             try:
@@ -85,6 +86,7 @@ def _is_run(folder: Path) -> bool:
             except StorageError:
                 return True
             return isinstance(saved, dict) and "config" in saved
+        return any(folder.glob(_COMMIT))
     return False
 
 

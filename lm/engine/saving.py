@@ -108,7 +108,7 @@ class Saver:
 
     def _lost_log(self) -> None:
         self._journal.record(self._training.progress, "event", {"event": "log lost"})
-        self._report(Note("metrics.jsonl was missing and starts again; training is not affected"))
+        self._report(Note("metrics.jsonl was missing or empty and starts again; training is not affected"))
 
     def save(self, final: bool) -> None:
         """Commit a changed state. A failure only warns, but the third in a row or a ``final`` one raises."""

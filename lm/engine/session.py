@@ -27,7 +27,7 @@ from lm.measures import require_learnt
 from lm.parallel.group import Group, process_group
 from lm.parallel.shards import shards_of
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.inputs import CODEC_HASH, RESUMABLE, RunFile, settle_inputs
+from lm.runs.inputs import CODEC_HASH, RESUMABLE, RunFile, changed_inputs, save_inputs
 from lm.runs.run import Run, require_same_config
 from lm.text.vectors import VECTORS_HASH, WordVectors, read_vectors
 from lm.text.vocabulary import Codec
@@ -147,11 +147,10 @@ def _train(
         report(Note(note))
     hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)
+    if changed := group.share(lambda: changed_inputs(folder, hashes)):
+        raise DataError(_changed(config, changed[0]))
     with _opened(group, folder, resolved, free) as run:
-        if changed := group.share(
-            lambda: settle_inputs(folder, codec, hashes, ready.files, config.data.train)
-        ):
-            raise DataError(_changed(config, changed[0]))
+        group.share(lambda: save_inputs(folder, codec, hashes, ready.files, config.data.train))
         limits, trained = (config.train, config.optim), ready.trained
         result = fit(ready.task, *limits, run, report, verdict, words, group, trained=trained)
     require_learnt(result.best_nll, words, folder)

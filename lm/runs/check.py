@@ -25,6 +25,7 @@ from lm.runs.inputs import (
     changed_config,
     changed_files,
     codec_of,
+    lost_checkpoints,
     record_of,
     recorded,
 )
@@ -61,7 +62,7 @@ def check_run(run: Path) -> RunCheck:
     store = CheckpointStore.of(run)
     reports = store.verify_all()
     if not reports:
-        raise StorageError(f"{run}: no checkpoint; is it the folder of a run?")
+        raise StorageError(lost_checkpoints(run) or f"{run}: no checkpoint; is it the folder of a run?")
     problems = [report.problem for report in reports if report.problem]
     last = reports[0]
     pointers, notes = _pointers(store)
@@ -131,8 +132,9 @@ def changed_log(run: Path) -> str:
 
 def _changed_log(path: Path, log: FileRecord) -> str:
     name = visible(path)
-    if not os.path.lexists(path):
-        return f"{name}: missing; training goes on without it, and the log begins anew"
+    if not os.path.lexists(path) or (log.size and not os.path.getsize(path)):
+        state = "empty" if os.path.lexists(path) else "missing"
+        return f"{name}: {state}; training goes on without it, and the log begins anew"
     try:
         if sha256_file(path, follow=False, size=log.size) == log.sha256:
             return ""

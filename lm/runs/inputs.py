@@ -96,6 +96,26 @@ def recorded(run: Path) -> Record | None:
     return record_of(CheckpointStore.of(run).newest())
 
 
+def lost_checkpoints(run: Path) -> str:
+    """Problem of a run whose log records a training without a folder of checkpoints; else ``""``.
+
+    A training makes that folder before the log.
+    """
+    folder, log = CheckpointStore.of(run).folder, run / LOG
+    if os.path.lexists(folder) or not os.path.isfile(log) or not os.path.getsize(log):
+        return ""
+    return (
+        f"{visible(folder)}: missing, but {LOG} records a training; restore it from a copy,"
+        " or remove the folder of the run to train anew"
+    )
+
+
+def require_checkpoints(run: Path) -> None:
+    """Raise StorageError for a run that has lost its checkpoints."""
+    if lost := lost_checkpoints(run):
+        raise StorageError(lost)
+
+
 def changed_files(run: Path, record: Record) -> Iterator[str]:
     """One line for each small file, except the config, that differs from a record."""
     for name, sha256 in record.files.items():
@@ -162,7 +182,8 @@ def require_program(run: Path, program: str) -> None:
 
 
 def require_unchanged(run: Path) -> None:
-    """Raise StorageError if config, codec or data record of a run changed since its training."""
+    """Raise StorageError if config, codec or data record of a run changed, or its checkpoints are lost."""
+    require_checkpoints(run)
     if record := recorded(run):
         for problem in (changed_config(run, record), *changed_files(run, record)):
             if problem:
@@ -197,22 +218,27 @@ def codec_of(run: Path) -> Codec:
     return codec
 
 
-def settle_inputs(
-    run: Path, codec: Codec, hashes: Mapping[str, str], files: Mapping[RunFile, bytes], train: str
-) -> list[str]:
-    """Save codec, files and input hashes of a new run. Return the names of changed inputs of an older run.
+def changed_inputs(run: Path, hashes: Mapping[str, str]) -> list[str]:
+    """Names of the inputs of a run that differ from its record; [] for a new run. Raises StorageError."""
+    path = run / DATA
+    saved = read_json(path, limit=DATA_LIMIT) if os.path.lexists(path) else hashes
+    return [name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value]
 
-    ``train`` is the source of the training split.
+
+def save_inputs(
+    run: Path, codec: Codec, hashes: Mapping[str, str], files: Mapping[RunFile, bytes], train: str
+) -> None:
+    """Save codec, files and input hashes of a new run; no effect on an older one.
+
+    ``train`` is the source of the training split. Raises StorageError.
     """
     path = run / DATA
-    if not os.path.lexists(path):
-        codec.save(run)
-        for name, content in files.items():
-            write_atomic(run / name, content)
-        write_json(path, dict[str, JSON](hashes) | _prepared(train))
-        return []
-    saved = read_json(path, limit=DATA_LIMIT)
-    return [name for name, value in hashes.items() if not isinstance(saved, dict) or saved.get(name) != value]
+    if os.path.lexists(path):
+        return
+    codec.save(run)
+    for name, content in files.items():
+        write_atomic(run / name, content)
+    write_json(path, dict[str, JSON](hashes) | _prepared(train))
 
 
 def _prepared(train: str) -> dict[str, JSON]:

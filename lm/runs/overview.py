@@ -14,7 +14,7 @@ from lm.errors import HighrankError, StorageError, visible
 from lm.measures import perplexity
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.commit import Commit, require_sizes
-from lm.runs.inputs import CONFIG, LOG
+from lm.runs.inputs import CONFIG, LOG, changed_config, recorded, require_checkpoints
 from lm.runs.run import LOCK
 
 CurvePoint = tuple[int, float]  # (update, validation perplexity)
@@ -81,6 +81,8 @@ def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
 
 
 def _config(run: Path) -> tuple[str, dict[str, Any]]:
+    if (record := recorded(run)) and (problem := changed_config(run, record)):
+        raise StorageError(problem)
     saved = read_json(run / CONFIG)
     if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
         raise StorageError(f"{CONFIG} is not the config of a run")
@@ -89,6 +91,7 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 
 def _progress(run: Path) -> dict[str, Any] | None:
     """Progress in the newest checkpoint, whose file sizes are checked; None without one, {} if imported."""
+    require_checkpoints(run)
     store = CheckpointStore.of(run)
 
     def read() -> dict[str, Any] | None:

@@ -44,6 +44,7 @@ from lm.runs.inputs import (
     changed_config,
     file_hashes,
     recorded,
+    require_checkpoints,
     require_program,
     require_same_files,
 )
@@ -90,6 +91,7 @@ class Run:
                 remove_leftovers(folder / name)
             if _changed(folder / CONFIG, resolved, resumable_keys):
                 save_config(resolved, folder / CONFIG)
+            make_folder(folder / CHECKPOINTS)
             return cls(folder, lock, resolved.config, resumable_keys, new=new)
         except BaseException:
             lock.release()
@@ -132,8 +134,11 @@ class Run:
         self.stop.install()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the run. Raises Interrupted if a signal came after the last update, which nothing obeyed."""
         self.close()
+        if kind is None and not several():
+            self.stop.check()
 
 
 def _others(folder: Path) -> list[str]:
@@ -215,7 +220,11 @@ def _require_training(folder: Path, family: str) -> None:
 
 
 def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]) -> bool:
-    """True if the saved config is missing, damaged or different; ConfigError if fixed keys differ."""
+    """True if the saved config is missing, damaged or different; ConfigError if fixed keys differ.
+
+    Raises StorageError for a run that has lost its checkpoints, which would begin anew.
+    """
+    require_checkpoints(path.parent)
     was, whole = _saved_config(path, resolved)
     if was is None:
         return True

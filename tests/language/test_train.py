@@ -312,10 +312,11 @@ def test_more_than_the_memory_is_refused_before_training(corpus: Path) -> None:
 
 def test_changed_text_is_noticed_when_a_run_is_resumed(corpus: Path) -> None:
     train(resolved("train.max_steps=2"), Path("run"), no_report)
-    text = Path("valid.txt").read_text()
+    text, config = Path("valid.txt").read_text(), Path("run/config.json").read_bytes()
     Path("valid.txt").write_text(text + "the cat\n")
     with pytest.raises(DataError, match=r"valid\.txt: the text changed"):
         train(resolved(), Path("run"), no_report)
+    assert Path("run/config.json").read_bytes() == config, "with the old limit"
     Path("valid.txt").write_text(text)
     train(resolved(), Path("run"), no_report)
 

@@ -11,12 +11,14 @@ import pytest
 
 from dialog.cli import main as dialog_main
 from dialog.train import train
+from dialog.trained import TrainedModel
 from lm.cli import main as lm_main
 from lm.disk.storage import remove_tree
 from lm.engine.events import no_report
 from lm.errors import ConfigError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
+from lm.runs.overview import run_row
 from tests.support.command_lines import Outcome
 from tests.support.damage import (
     Damage,
@@ -52,6 +54,28 @@ def test_lines_after_the_last_checkpoint_are_named(run: Path) -> None:
     result = check_run(run)
     assert result.problems == []
     assert result.notes == [f"{run / 'metrics.jsonl'}: 8 bytes since step 4, which resuming drops"]
+
+
+def test_a_run_without_its_checkpoints_is_not_trained_anew(run: Path) -> None:
+    """Else its log would be emptied; every look at it says the same."""
+    log = (run / "metrics.jsonl").read_bytes()
+    remove_tree(run / "checkpoints")
+    told = "checkpoints: missing, but metrics.jsonl records a training; restore it from a copy"
+    for use in (
+        lambda: train(settings(run.parent), run, no_report),
+        lambda: check_run(run),
+        lambda: TrainedModel.load(run),
+    ):
+        with pytest.raises(StorageError, match=told):
+            use()
+    assert told in run_row(run)["state"]
+    assert (run / "metrics.jsonl").read_bytes() == log
+
+
+def test_an_empty_log_is_as_good_as_none(run: Path) -> None:
+    (run / "metrics.jsonl").write_bytes(b"")
+    (problem,) = check_run(run).problems
+    assert problem.endswith("metrics.jsonl: empty; training goes on without it, and the log begins anew")
 
 
 def test_an_intact_run_has_no_problems(run: Path) -> None:

@@ -76,6 +76,15 @@ def test_a_damaged_run_is_listed_as_such(tmp_path: Path, name: str, text: str) -
     assert state(tmp_path / "run").startswith("damaged: ")
 
 
+def test_a_lost_config_is_mended_by_training(tmp_path: Path) -> None:
+    train(tmp_path / "run", LIMITS)
+    (tmp_path / "run" / "config.json").unlink()
+    assert runs_in(tmp_path) == [tmp_path / "run"]
+    assert state(tmp_path / "run").endswith("run the same training again, which mends it")
+    train(tmp_path / "run", LIMITS)
+    assert state(tmp_path / "run") == "finished"
+
+
 @pytest.mark.parametrize(
     "line", ['{"split": "valid", "nll": 1.0, "step": Infinity}', "[" * 100_000, "1e", "5"]
 )

@@ -139,6 +139,7 @@ def test_links_inside_a_run_lead_nowhere(tmp_path: Path, name: str) -> None:
     run, outside = tmp_path / "run", tmp_path / "outside"
     open_run(run).close()
     if name == "checkpoints":
+        (run / name).rmdir()
         (outside / "step-00000001.tmp").mkdir(parents=True)
     else:
         outside.write_bytes((run / name).read_bytes() or b"torn")
@@ -158,6 +159,7 @@ def test_a_kill_while_a_run_is_made_does_no_harm(tmp_path: Path) -> None:
         open_run(folder).close()
         assert saved(folder) == Config()
         assert {path.name for path in folder.iterdir()} == {
+            "checkpoints",
             "config.json",
             "lock",
             "metrics.jsonl",
@@ -240,14 +242,19 @@ def test_the_lock_ends_with_a_killed_process(tmp_path: Path) -> None:
 def test_handlers_are_given_back(tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
-    with open_run(tmp_path) as run:
-        assert not run.stop
-        run.stop.check()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        while not run.stop:
-            time.sleep(0.001)
-        with pytest.raises(Interrupted, match="SIGUSR1"):
+
+    def signalled(error: type[Exception] | None) -> None:
+        with open_run(tmp_path) as run:
             run.stop.check()
+            signal.raise_signal(signal.SIGUSR1)
+            assert run.stop
+            if error:
+                raise error
+
+    with pytest.raises(Interrupted, match="SIGUSR1"):
+        signalled(None)
+    with pytest.raises(KeyError):  # an error of the training itself comes first
+        signalled(KeyError)
     assert [signal.getsignal(number) for number in numbers] == before
 
 
@@ -255,12 +262,15 @@ def test_the_first_signal_of_a_training_is_answered_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lm.stop.ECHO_SECONDS", 60)  # a slow machine must not take the echo for a second one
-    with open_run(tmp_path) as run:
-        for _ in range(2):  # the echo of a request gets no second line
-            os.kill(os.getpid(), signal.SIGINT)
-            while not run.stop:
-                time.sleep(0.001)
-        assert capfd.readouterr().err == f"{NOTICE}\n"
+
+    def signalled() -> None:
+        with open_run(tmp_path):
+            for _ in range(2):  # the echo of a request gets no second line
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        signalled()
+    assert capfd.readouterr().err == f"{NOTICE}\n"
     with StopFlag() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         while not stop:

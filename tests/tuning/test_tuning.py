@@ -21,6 +21,7 @@ from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
 from lm.disk.storage import read_json, sealed, write_json
 from lm.engine.events import no_report
+from lm.engine.journal import Journal
 from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMemory, StorageError
 from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
@@ -89,6 +90,18 @@ def test_a_kill_between_the_end_of_a_training_and_its_record_loses_nothing(
             search(place, planned, N)
     assert search(place, planned, 3) == undisturbed[0][:3]
     assert runs_of(place, 3) == undisturbed[1][:3]
+
+
+def test_a_signal_after_the_last_validation_of_a_trial_ends_the_search(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, planned = folder / "search", plan(folder, prune=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "ended", lambda *ignored: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            search(place, planned, 3)
+    assert [row["state"] for row in Trials(place, planned.space, "tpe", 1).rows()] == ["running"]
+    assert [row["state"] for row in search(place, planned, 3)] == ["finished"] * 3
 
 
 def test_the_seed_and_the_sampler_decide_what_is_drawn(folder: Path, undisturbed: Any) -> None:
