@@ -97,8 +97,13 @@ def _size(config: DialogConfig) -> dict[str, Any]:
     return describe(config)
 
 
+def _require_used(config: DialogConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for an override that nothing reads. Those of decoding may wait for chats."""
+    require_effect(config, [text for text in overrides if not text.startswith("decode.")])
+
+
 add_presets(app, "dialog", DialogConfig, _size)
-add_describe(app, "dialog", DialogConfig, _size, "smalltalk_mos")
+add_describe(app, "dialog", DialogConfig, _require_used, _size, "smalltalk_mos")
 
 
 _PREPARE = f"""Read conversations of any supported format; write train, valid and test splits with a report.
@@ -230,9 +235,8 @@ def train(
 
     Example: dialog train own_small --data chat.txt
     """
-    # refused before data; decoding settings may wait for chats
     first = load_config(config, DialogConfig, family="dialog", overrides=overrides or ())
-    require_effect(first.config, [text for text in overrides or () if not text.startswith("decode.")])
+    _require_used(first.config, overrides or ())  # before data are read
     shards_of(0, processes, first.config.train.shards)
     folder = run or default_run(config)
     from dialog.corpora.own_data import in_run, own_data, require_single_source

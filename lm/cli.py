@@ -83,7 +83,7 @@ def _size(config: LmConfig) -> dict[str, Any]:
 
 
 add_presets(app, "lm", LmConfig, _size)
-add_describe(app, "lm", LmConfig, _size, "ptb_mos")
+add_describe(app, "lm", LmConfig, require_used, _size, "ptb_mos")
 
 
 @app.command()

@@ -109,11 +109,23 @@ def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[
                 f"{where}{key}: has no effect with {table}.{decider} = {value}; leave it out, or choose"
                 f" {section.readers[decider][name].name}"
             )
+    deciders = config.unread().get(key, ()) if isinstance(config, Section) else ()
+    if deciders and not set(deciders) & set(open_keys):
+        values = _values_text(config, deciders)
+        raise ConfigError(f"{where}{key}: has no effect with {values}; leave it out")
+
+
+def _values_text(config: BaseModel, keys: Sequence[str]) -> str:
+    """Keys of a config and their values, as the command line takes them."""
+    tables = [key.split(".") for key in keys]
+    return " and ".join(
+        f"{table}.{name} = {_as_typed(getattr(getattr(config, table), name))}" for table, name in tables
+    )
 
 
 def _as_typed(value: object) -> str:
     """A value as the command line takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value) if isinstance(value, bool | tuple) else str(value)
 
 
 def override(

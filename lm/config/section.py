@@ -1,6 +1,6 @@
 """Base class of all tables of config files: strict types, and limits of sizes and numbers; their keys."""
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import cache
 from typing import Annotated, ClassVar, NamedTuple, get_args
 
@@ -108,6 +108,13 @@ class Section(BaseModel):
 
     def idle(self) -> Mapping[str, str]:
         """Tables of this config of which nothing is read, each with the reason."""
+        return {}
+
+    def unread(self) -> Mapping[str, Sequence[str]]:
+        """Keys of this config that nothing reads, each with the keys of other tables that decide so.
+
+        They are refused like those of ``readers``.
+        """
         return {}
 
 

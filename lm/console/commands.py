@@ -1,7 +1,7 @@
 """Commands of both command lines: ``presets``, ``describe``, ``runs`` and ``check``."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -39,9 +39,17 @@ def add_presets(app: typer.Typer, family: str, schema: type[C], size: Callable[[
 
 
 def add_describe(
-    app: typer.Typer, family: str, schema: type[C], size: Callable[[C], dict[str, Any]], example: str
+    app: typer.Typer,
+    family: str,
+    schema: type[C],
+    require_used: Callable[[C, Sequence[str]], None],
+    size: Callable[[C], dict[str, Any]],
+    example: str,
 ) -> None:
-    """Add the command ``describe`` to a command line."""
+    """Add the command ``describe`` to a command line.
+
+    ``require_used`` raises ConfigError for overrides that nothing reads.
+    """
     text = "Show a config with the origin of every value, its parameters and estimated memory, without data."
 
     @app.command(help=f"{text}\n\nExample: {family} describe {example} --set head.components=8")
@@ -55,6 +63,7 @@ def add_describe(
     ) -> None:
         require_apart([json_file], [config])
         resolved = load_config(config, schema, family=family, overrides=overrides or ())
+        require_used(resolved.config, overrides or ())
         if toml:
             show_text(config_text(resolved.config))
             if json_file is None:

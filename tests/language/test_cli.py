@@ -59,12 +59,14 @@ def test_a_text_is_prepared_once(lm: Lm, inside: Path) -> None:
     code, out, _ = lm("prepare", "text.txt", *options)
     assert (code, out.splitlines()[-1]) == (0, "p: unchanged")
     assert {"train", "valid", "test", "vocabulary.json"} <= names("p")
-    result, _ = measured(lm, "describe", "tiny.toml", "--set", "data.vocab_size=18")
+    result, _ = measured(lm, "describe", "tiny.toml")
     words = len(Codec.load(Path("p")).vocabulary)
     assert (result["vocabulary"], result["vocabulary_assumed"]) == (words, False), "as the corpus has them"
     assert result["parameters"] == sum(result["parameters_by_part"].values())
     assert result["config"]["head"]["components"] == 2
     assert result["seed"] == 1
+    code, _, err = lm("describe", "tiny.toml", "--set", "data.vocab_size=18")
+    assert (code, "data.vocab_size: p/train is prepared, which decided it" in err) == (2, True), "as train"
 
 
 def test_an_interrupted_training_resumes_to_the_same_end(
