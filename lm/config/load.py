@@ -7,6 +7,7 @@ line, key and the nearest valid name. The loader imports no heavy library.
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from lm.config.mistakes import holds_without, invalid, shortened, unknown
-from lm.config.places import find_config, not_a_run, read_config_file
+from lm.config.places import find_config, not_a_run, program_of_preset, read_config_file
 from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
@@ -226,13 +227,17 @@ def _parent(path: Path, extends: Setting, schema: type[BaseModel]) -> Path | Pre
     with suppress(OSError, ValueError):  # too long for a name, or not a name
         if preset := preset_of_path(parent, family):
             return preset
-        if parent.is_file() or (parent.exists() and name not in known):
+        if parent.exists() and not parent.is_dir():
             return parent
     if name in known:
         return known[name]
-    there = "" if str(parent) == name else f" {shortened(str(parent))}"
+    there = "no such file or preset" + ("" if str(parent) == name else f" {shortened(str(parent))}")
+    if os.path.isdir(parent):
+        there = "a folder, not a config"
+    elif program := program_of_preset(name):
+        there = f"a preset of `{program}`, not of `{family}`"
     hint = did_you_mean(name, known) or f"; `{family} presets` lists the presets"
-    raise ConfigError(f"{extends.where}: extends {shortened(name)}: no such file or preset{there}{hint}")
+    raise ConfigError(f"{extends.where}: extends {shortened(name)}: {there}{hint}")
 
 
 def _file_settings(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from lm.config.own_remedy import OwnRemedyError
 from lm.config.section import deciding_keys, known_keys, known_tables, off_values
@@ -36,6 +37,8 @@ def unknown(
     if name in tables:
         first = next(key for key in keys if key.startswith(f"{name}."))
         return f"{name} is a table; set one of its keys, as in {first}"
+    if owner := next((key for key in keys if name.startswith(f"{key}.")), ""):
+        return f"{owner} has no keys below it; set {owner} itself"
     if is_table:
         return f"unknown table [{name[:LONGEST_NAME]}]" + (
             did_you_mean(name, tables) or f"; tables are {', '.join(tables)}"
@@ -44,7 +47,8 @@ def unknown(
     if not hint:  # perhaps the field's longer name: learning_rate for lr
         table, _, key = name.rpartition(".")
         words = key.casefold().replace("_", " ").replace("-", " ")
-        told = [key for key, field in keys.items() if words and words in (field.description or "").casefold()]
+        said = re.compile(rf"\b{re.escape(words)}\b")
+        told = [key for key, field in keys.items() if len(words) > 1 and said.search(_about(field))]
         siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == table]
         listed = (
             f"[{table}] has {', '.join(siblings)}" if table in tables else f"tables are {', '.join(tables)}"
@@ -82,6 +86,10 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
     )
     said = f"{message}, got {shortened(setting.value)}{hint}"
+    if first["type"] == "tuple_type" and not keys[key].is_required():
+        example = (key, keys[key].get_default())
+        typed = f"{COMMAND_LINE} {shlex.quote(setting_text(*example))}"
+        said += f"; write one as in {typed if setting.where == COMMAND_LINE else literal(example[1])}"
     if setting.where == COMMAND_LINE:
         return f"{COMMAND_LINE} {key}: {part}{said}"
     return f"{setting.where}: {part and f'{part}of '}{key} {said}"
@@ -179,6 +187,10 @@ def _blame(table: str, message: str, settings: Settings) -> str:
     named = [key for word in words for key in (word, f"{table}.{word}") if key in settings]
     keys = [*named, *(key for key in settings if key.startswith(table and f"{table}."))]
     return next((where for key in keys if (where := settings[key].where) != DEFAULT), DEFAULT)
+
+
+def _about(field: FieldInfo) -> str:
+    return (field.description or "").casefold()
 
 
 def _choices(annotation: object) -> list[str]:

@@ -107,6 +107,8 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
         kind, hint = "a run", f"`{family} runs {name}` shows it"
         if runs != [path]:
             kind, hint = "a folder of runs", f"name one of them, such as {visible(runs[0])}"
+            if wanted == "a config":
+                hint = f"`{family} presets` lists the presets"
     elif folder and (program := _prepared_by(path / _MANIFEST)):
         splits = " ".join(f"--set {shlex.quote(f'data.{split}={visible(path / split)}')}" for split in SPLITS)
         use = f"own_small --data {name}" if program == "dialog" else f"CONFIG {splits}"
@@ -117,11 +119,16 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
     elif os.path.isfile(path) and family:
         use = f"train own_small --data {name}" if family == "dialog" else f"prepare {name} --out data/own"
         kind, hint = "a file", f"if it has text to train on, run `{family} {use}`"
-    elif program := next((one for one in _programs(family) if str(path) in preset_names(one)), ""):
+    elif program := program_of_preset(str(path), family):
         kind, hint = "a preset", f"`{program} train {name}` makes the run runs/{name}"
         if _is_run(DEFAULT_RUNS / path):
             hint = f"its run is runs/{name}"
     return kind and f"{kind}, not {wanted}; {hint}"
+
+
+def program_of_preset(name: str, first: str = "") -> str:
+    """The program that has a preset of this name, ``first`` if both have. Empty if there is none."""
+    return next((one for one in _programs(first) if name in preset_names(one)), "")
 
 
 def _programs(first: str) -> tuple[str, str]:

@@ -73,7 +73,8 @@ class CopyOptions:
                 least <= value <= most,
                 f"--{option.replace('_', '-')} {value}: must be from {least} to {most}",
             )
-        require(min(self.lengths) >= 1, f"--lengths {min(self.lengths)}: must be at least 1")
+        for length in self.lengths:
+            require(1 <= length <= MAX_SIZE, f"--lengths {length}: must be from 1 to {MAX_SIZE}")
         for lr in self.lrs:
             require_positive("--lrs", lr)
         for seed in self.seeds:

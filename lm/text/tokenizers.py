@@ -204,6 +204,12 @@ def train_sentencepiece(
         )
     except RuntimeError as error:
         detail = " ".join(str(error).split())
+        if short := re.search(r"required_chars\. (\d+) vs (\d+)", detail):
+            missing = int(short[2]) - int(short[1])
+            raise ConfigError(
+                f"too small a vocabulary for the characters of the training text;"
+                f" raise {SIZE_KEYS}, by at least {missing:,}"
+            ) from error
         raise ConfigError(
             f"sentencepiece cannot learn {size} {kind} pieces: {detail}; change {SIZE_KEYS}"
         ) from error

@@ -139,7 +139,7 @@ def test_huge_numbers_are_usage_errors(ending: Callable[..., Any], text: str) ->
         (f'extends = "{"a" * 4000}"', "x.toml:1: extends 'aaaa"),
         (f'extends = "{"a" * 5000}"', "x.toml:1: extends 'aaaa"),
         ('[data]\ntrain = "a\\u0000b"', "x.toml:2: data.train must have at most 4,096 characters, and none"),
-        ('extends = "."', "not a regular file"),
+        ('extends = "."', "x.toml:1: extends '.': a folder, not a config; `dialog presets` lists"),
         (f"[model]\nhidden_sizes = {[1] * 2000}", "x.toml:2: unknown key model.hidden_sizes"),
         (b"\xff" * 1000, "x.toml:1: not UTF-8"),
         (b"\0" * 1000, "x.toml:1: not valid TOML"),

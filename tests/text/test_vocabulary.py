@@ -229,9 +229,20 @@ def test_unknown_kind_and_small_sizes_are_refused() -> None:
         build_codec("words", TEXTS, vocab_size=50)
     with pytest.raises(ConfigError, match="vocab_size"):
         codec_of("wordpunct", vocab_size=2)
-    for size in (3, 8):  # no room at all; fewer pieces than characters
-        with pytest.raises(ConfigError, match="vocab_size"):
-            codec_of("bpe", vocab_size=size)
+    with pytest.raises(
+        ConfigError, match=r"too small a vocabulary for any bpe piece; raise data\.vocab_size"
+    ):
+        codec_of("bpe", vocab_size=3)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_vocabulary_smaller_than_the_characters_names_what_is_missing(kind: str) -> None:
+    with pytest.raises(ConfigError, match="for the characters of the training text") as refused:
+        codec_of(kind, vocab_size=8)
+    missing = int(str(refused.value).rsplit(" ", 1)[1])
+    codec_of(kind, vocab_size=8 + missing)
+    with pytest.raises(ConfigError, match=r"by at least 1$"):
+        codec_of(kind, vocab_size=7 + missing)
 
 
 @pytest.mark.parametrize(

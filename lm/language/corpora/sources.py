@@ -35,6 +35,7 @@ _RECORDS = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow)(?:\.(?:gz|zip|
 _HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
 BYTES = ("enwik8", "text8")  # formats that are one file, read as bytes
 _BYTE_SHARES = (0.9, 0.95)
+_MOST = 100_000  # symbols of a sequence of the reverse copy task, a line of text, and of its vocabulary
 _COPIES = (500_000, 10_000, 10_000)  # lines of each split (Melis et al. 2020, §4.3)
 _WIKIPEDIAS = ("cs", "de", "en", "es", "fi", "fr", "ru")  # languages of the format mwc
 _NAMED = 3  # files that a message names
@@ -63,8 +64,8 @@ class ReadOptions:
         known = ", ".join(get_args(Format))
         require(self.format in get_args(Format), f"--format {self.format}: must be one of {known}")
         require_fractions(self.valid_fraction, self.test_fraction)
-        require(self.length >= 1, f"--length {self.length}: must be at least 1")
-        require(self.vocab >= 2, f"--vocab {self.vocab}: must be at least 2")
+        require(1 <= self.length <= _MOST, f"--length {self.length}: must be from 1 to {_MOST:,}")
+        require(2 <= self.vocab <= _MOST, f"--vocab {self.vocab}: must be from 2 to {_MOST:,}")
 
 
 @dataclass(frozen=True, slots=True)
