@@ -9,7 +9,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lm.disk.filelock import exclusive
@@ -45,15 +45,22 @@ class NewFolder:
     def exclusive(self) -> Iterator[None]:
         """Context manager: lock the place against other processes, and restore it after a killed one.
 
-        Raises StorageError at once if another process is writing, and ConfigError for the working folder.
+        A failure leaves no empty parent folder. Raises StorageError at once if another process is writing,
+        and ConfigError for the working folder.
         """
         inside = Path(os.getcwd()).is_relative_to(os.path.realpath(self._final))
         require(not inside, f"{visible(self._path)}: you are in this folder; choose another one")
-        make_folder(self._final.parent)
+        missing = [parent for parent in self._final.parents if not os.path.lexists(parent)]
         refusal = f"{visible(self._path)}: another `{self._command}` is writing it; wait for it"
-        with exclusive(self._lock, refusal):
-            self._restore()
-            yield
+        try:
+            make_folder(self._final.parent)
+            with exclusive(self._lock, refusal):
+                self._restore()
+                yield
+        finally:
+            with suppress(OSError):  # of the first that holds a folder
+                for parent in missing:
+                    os.rmdir(parent)
 
     @contextmanager
     def building(self) -> Iterator[Path]:

@@ -47,6 +47,20 @@ def test_a_failure_leaves_the_older_folder_and_nothing_beside_it(tmp_path: Path)
         publish(place, b"new")
 
 
+def test_a_failure_leaves_no_empty_parents(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "new" / "corpus"
+    new = NewFolder(place, "publish")
+    with pytest.raises(KeyError), new.exclusive(), new.building():
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(KeyError), new.exclusive():
+        raise KeyError
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"], "which was there before"
+    publish(place, b"new")
+    assert held(place) == [b"new"] * 2
+
+
 def test_strangers_are_files_and_links_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "a" / "empty").mkdir(parents=True)
     for name in ("known", "a/known", "a/new"):
