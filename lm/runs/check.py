@@ -109,12 +109,14 @@ def _remains(store: CheckpointStore, name: Pointer) -> list[str]:
     path, named, steps = visible(store.folder / f"{name}.json"), store.pointed(name), store.committed()
     counts = store.best() if name == "best" else steps[-1:]
     if name == "last" and (named or len(steps) > 1) and named not in ([step] for step in steps):
-        raise StorageError(f"{path}: names {step_names(named)}, which is not there; {MEND_POINTER}")
+        problem = f"names {step_names(named)}, which is not there" if named else "missing"
+        raise StorageError(f"{path}: {problem}; {MEND_POINTER}")
     if named == counts:
         return []
+    problem = f"names {step_names(named)}" if named else "missing"
     return [
-        f"{path}: names {step_names(named)}, the newest checkpoint {step_names(counts)}, which counts;"
-        " a kill leaves such a file, and the next training mends it"
+        f"{path}: {problem}; the newest checkpoint has {step_names(counts)}, which counts, and the next"
+        " training mends the file"
     ]
 
 

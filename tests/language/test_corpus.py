@@ -214,6 +214,7 @@ def test_a_damaged_codec_of_a_prepared_folder_is_named(tmp_path: Path) -> None:
         (b"a\nb\0\n", r":2:2: NUL byte"),
         (b"a <eos>\n", r":1: the text has <eos>, the mark of line ends"),
         ("a b".encode("utf-16"), "is UTF-16"),
+        (b"a b\rc d\re f\r", r"lines end with CR alone; convert it with `tr '\\r' '\\n'`"),
     ],
 )
 def test_bad_text_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_kill_before_the_first_pointer_is_no_damage(tmp_path: Path) -> None:
     store.commit(0, {}, {"progress": {"best": [[1.0, 0]]}}, {})
     assert store.best() == [0], "best.json is written after the checkpoint and last.json"
     store.point("best", [7])
-    with pytest.raises(StorageError, match=r"best\.json: names step 7, and the newest checkpoint step 0"):
+    with pytest.raises(StorageError, match=r"best\.json: names step 7, and the newest checkpoint has step 0"):
         store.best()
 
 
@@ -261,12 +261,22 @@ def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
     for wrong in ([steps[0]], [steps[-2]], newest[:1], [], [steps[1], steps[0]]):
         if wrong not in (newest, before):
             store.point("best", wrong)
-            with pytest.raises(StorageError, match=r"best\.json: names .*, and the newest checkpoint step 4"):
+            with pytest.raises(
+                StorageError, match=r"best\.json: (names|missing).*, and the newest checkpoint has step 4"
+            ):
                 store.open("best")
             assert "best.json" in check_run(run).problems[0]
     pointer.unlink()
-    with pytest.raises(StorageError, match=r"best\.json: names no step"):
+    with pytest.raises(StorageError, match=r"best\.json: missing"):
         store.weights("average-best")
+
+
+def test_missing_pointers_are_told_as_such(run: Path) -> None:
+    for name in ("best", "last"):
+        (run / f"checkpoints/{name}.json").unlink()
+    result = check_run(run)
+    assert [problem.split(": ", 1)[1][:7] for problem in result.problems] == ["missing"] * 2
+    assert all("run the same training again, which mends it" in problem for problem in result.problems)
 
 
 def test_training_again_mends_the_pointers(run: Path, trained: Path) -> None:
