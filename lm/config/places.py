@@ -109,7 +109,7 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
             kind, hint = "a folder of runs", f"name one of them, such as {visible(runs[0])}"
             if wanted == "a config":
                 hint = f"`{family} presets` lists the presets"
-    elif folder and (program := _prepared_by(path / _MANIFEST)):
+    elif folder and (program := prepared_by(path)):
         splits = " ".join(f"--set {shlex.quote(f'data.{split}={visible(path / split)}')}" for split in SPLITS)
         use = f"own_small --data {name}" if program == "dialog" else f"CONFIG {splits}"
         kind = "a prepared corpus" if program == family else f"a corpus of `{program} prepare`"
@@ -136,10 +136,10 @@ def _programs(first: str) -> tuple[str, str]:
     return ("lm", "dialog") if first == "lm" else ("dialog", "lm")
 
 
-def _prepared_by(manifest: Path) -> str:
-    """The program that prepared the corpus of a manifest. Empty if there is none."""
+def prepared_by(folder: Path) -> str:
+    """The program that prepared the corpus in a folder. Empty if there is none."""
     try:
-        match read_json(manifest):
+        match read_json(folder / _MANIFEST):
             case {"inputs": _, "outputs": _, **others}:
                 return str(others.get("command", "dialog")).partition(" ")[0]
     except StorageError:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dialog.corpora.prepare import prepare as prepare_dialogs
 from lm.errors import ConfigError, DataError
 from lm.language.config import DataConfig
 from lm.language.corpora.corpus import load_codec, load_split
@@ -203,6 +204,20 @@ def test_a_damaged_codec_of_a_prepared_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "out/vocabulary.json").write_bytes(b"{}")
     with pytest.raises(DataError, match=r"vocabulary.json: .*run `lm prepare` again"):
         load_codec(data(tmp_path / "out"))
+
+
+def test_a_corpus_of_conversations_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "talk.txt").write_text(
+        "".join(f"A: good morning {i}\nB: hello you {i}\n\n" for i in range(30))
+    )
+    talk = tmp_path / "talk"
+    prepare_dialogs(str(tmp_path / "talk.txt"), talk)
+    told = r"talk: a corpus of `dialog prepare`, not a text; train on it with `dialog train own_small --data"
+    for split in (talk, talk / "train"):
+        with pytest.raises(DataError, match=told):
+            load_codec(DataConfig(train=str(split)))
+    with pytest.raises(DataError, match=told):
+        prepare(str(talk), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

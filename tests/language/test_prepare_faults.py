@@ -139,8 +139,9 @@ def test_folders_and_pipes_that_are_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="enwik8: is compressed; unpack it with unzip"):
         prepare(str(tmp_path / "enwik8"), tmp_path / "out")
     prepare(standard(tmp_path / "in"), tmp_path / "done")
-    for name in ("done", "done/train"):
-        with pytest.raises(DataError, match="is prepared already"):
+    told = {"done": "a prepared corpus, not a text", "done/train": "is prepared already"}
+    for name, message in told.items():
+        with pytest.raises(DataError, match=message):
             prepare(str(tmp_path / name), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.config.named_data import SPLITS, missing
+from lm.config.places import prepared_by, wrong_kind
 from lm.errors import DataError, StorageError
 from lm.language.config import DataConfig
 from lm.language.corpora.pieces import FilePiece, whole_file
@@ -97,6 +98,9 @@ def _require_split(path: Path) -> Path:
     if splits:
         named = " or ".join(f"{path}/{split}" for split in splits)
         raise DataError(f"{path}: holds the splits {', '.join(splits)}; name one of them: {named}")
+    corpus = path.parent if prepared_by(path.parent) == "dialog" else path
+    if found := wrong_kind(corpus, "lm", "a text"):
+        raise DataError(f"{corpus}: {found}")
     raise DataError(
         f"{path}: not a split that `lm prepare` wrote; run `lm prepare` on this folder, or name a text file"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lm.config.named_data import SPLIT_NAMES, SPLITS
+from lm.config.places import wrong_kind
 from lm.errors import DataError, require
 from lm.language.corpora.pieces import (
     CopiesPiece,
@@ -184,7 +185,8 @@ def _fill(files: Mapping[str, Path], form: TextForm, options: ReadOptions) -> di
 def _locate_folder(path: Path, options: ReadOptions) -> Located:
     """The only group of files named after splits in a folder, or the group that the options choose."""
     if (path / "manifest.json").exists() or (path / "split.json").exists():
-        raise DataError(f"{path}: is prepared already; name its splits in the config")
+        found = wrong_kind(path, "lm", "a text") or "is prepared already; name its splits in the config"
+        raise DataError(f"{path}: {found}")
     training, heldout = (sorted(path.glob(pattern)) for pattern in _BILLION)
     if training and heldout and options.format in ("auto", "1b"):
         return _locate_billion(path, training[0], heldout[0])
