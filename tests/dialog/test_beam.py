@@ -15,7 +15,7 @@ from dialog.decoding.steps import Hypothesis, Marks
 from lm.errors import DivergenceError
 from lm.heads.sampling import ranked
 from tests.support.signals import signal_at
-from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode, repeats
+from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, assert_same, decode, repeats
 
 
 def brute_force(model: Recurrent, source: int, vocab: int, config: DecodeConfig) -> list[Hypothesis]:
@@ -30,13 +30,6 @@ def brute_force(model: Recurrent, source: int, vocab: int, config: DecodeConfig)
                 score = total / (length + 1) ** config.length_penalty
                 found.append(Hypothesis(tokens, total, score, finished=True))
     return sorted(found, key=lambda h: -h.score)[: config.nbest]
-
-
-def assert_same(left: list[Hypothesis], right: list[Hypothesis]) -> None:
-    assert [(h.tokens, h.finished) for h in left] == [(h.tokens, h.finished) for h in right]
-    for one, other in zip(left, right, strict=True):
-        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-9)
-        assert one.score == pytest.approx(other.score, abs=1e-9)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 1.5])

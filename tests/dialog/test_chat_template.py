@@ -28,42 +28,14 @@ from lm.config.load import load_config
 from lm.huggingface import chat as chat_module
 from lm.huggingface.pieces import read_tokenizer
 from lm.text.vocabulary import Codec
-from tests.support.pretrained import END, edit, save_model, save_tokenizer, tiny_configs
+from tests.support.chat_templates import CHATML, TEMPLATES, folder_with
+from tests.support.pretrained import END, edit
 from tests.support.pretrained_dialog import CONFIG, config, write_talk
 from tests.support.tiny_dialog import SAID, write_corpus
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-INSTRUCT = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]{% else %}"
-    " {{ m.content | trim }} {{ eos_token }}{% endif %}{% endfor %}"
-)
-PLAIN = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-THINKING = CHATML.replace(
-    "{{ m.content }}", "{% if m.role != 'user' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
-)
-TEMPLATES = {"chatml": CHATML, "instruct": INSTRUCT, "plain": PLAIN, "thinking": THINKING}
-CONTROLS = ["<|im_start|>", "<|im_end|>"]
 TALK = Dialog(
     "1", "", tuple(Utterance(*pair) for pair in zip("ABBAAB", [*SAID, "Zürich\nnow ?"], strict=True))
 )
-
-
-def folder_with(folder: Path, template: str, kind: str = "gpt2") -> Any:
-    """A model with a tokenizer with this chat template."""
-    save_tokenizer(folder, "\n".join(SAID) * 3)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS})
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    settings = tiny_configs(len(tokenizer))[kind]
-    settings.max_position_embeddings = 128
-    save_model(folder, settings)
-    return tokenizer
 
 
 def codec_of(folder: Path) -> Codec:

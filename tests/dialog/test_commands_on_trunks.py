@@ -15,7 +15,7 @@ from dialog.cli import main
 from dialog.serve.served import ServedDialog
 from lm.serve.gate import Policy
 from lm.serve.server import Server
-from tests.dialog.test_chat_template import CHATML, folder_with
+from tests.support.chat_templates import CHATML, folder_with
 from tests.support.pretrained_dialog import CONFIG
 from tests.support.tiny_dialog import write_corpus
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 from pathlib import Path
 
@@ -18,87 +17,16 @@ from dialog.corpora.sources import read_source
 from dialog.utterance import Dialog
 from lm.errors import ConfigError, DataError
 from lm.text.lines import MAX_LINE, InputLog
-from tests.dialog.test_formats import page_examples
+from tests.support.bad_corpora import CURATED, GOOD
 from tests.support.corpus_files import (
     FILES,
     HOSTILE,
-    OTHER,
     TURNS,
     refusal,
     said,
     write,
-    zhao,
 )
-
-GOOD = f"{zhao(TURNS)}\n"
-
-
-CURATED = [  # name, content, what the message says
-    ("x.jsonl", "", "empty"),
-    ("x.jsonl", "\n \n\n", "no text in the file"),
-    ("x.jsonl", "\ufeff", "no text in the file"),
-    ("x.txt", "\n\n", "no text in the file"),
-    ("x.jsonl", GOOD.encode() + b'{"utts": "\xff\xfe"}\n', r"x.jsonl:2:11: not UTF-8 \(byte 0xff\); .*iconv"),
-    ("x.jsonl", ("é" + GOOD).encode("latin-1"), r"x.jsonl:1:1: not UTF-8 \(byte 0xe9\)"),
-    ("x.txt", "héé hé\n".encode() + b"h\xc3", r"x.txt:2:2: not UTF-8"),
-    ("x.jsonl", GOOD.encode("utf-16"), "UTF-16.*iconv"),
-    ("x.jsonl", b"\x1f\x8b\x08\x00rest", "gunzip"),
-    ("x.jsonl", GOOD + "a\0b\n", r"x.jsonl:2:2: NUL byte"),
-    ("x.txt", random.Random(1).randbytes(9000), r"x.txt: holds binary data, not text; name a text file$"),
-    ("x.csv", b"\x89PNG\r\n\x1a\n" + bytes(99), r"x.csv: holds binary data, not text"),
-    (
-        "x.jsonl",
-        GOOD + "a" + "\0" * 5 + "\n",
-        r"x.jsonl:2:2: NUL byte.*; choose a text file, or leave it out",
-    ),
-    ("x.jsonl", GOOD + "\0" * 4096, r"x.jsonl:2:1: NUL byte; choose a text file, or leave it out"),
-    ("x.jsonl", GOOD.encode("utf-16-le"), r"x.jsonl: is UTF-16; convert it with `iconv -f UTF-16LE"),
-    ("x.jsonl", GOOD.encode("utf-16-be"), r"x.jsonl: is UTF-16; convert it with `iconv -f UTF-16BE"),
-    ("x.jsonl", GOOD.encode("utf-32"), r"x.jsonl: is UTF-32; convert it with `iconv -f UTF-32 -t UTF-8`"),
-    ("x.jsonl", b"\0\0\xfe\xff" + GOOD.encode("utf-32-be"), r"x.jsonl: is UTF-32; .* -f UTF-32 -t UTF-8`"),
-    ("x.jsonl", GOOD.encode("utf-32-le"), r"x.jsonl: is UTF-32; convert it with `iconv -f UTF-32LE"),
-    ("x.jsonl", GOOD.encode("utf-32-be"), r"x.jsonl: is UTF-32; convert it with `iconv -f UTF-32BE"),
-    ("x.pdf", b"%PDF-1.4\n%\xe2\xe3", r"x.pdf: is a PDF; save its text"),
-    ("x.jsonl", '{"speaker": "A", "text": "x"}\n' * 9, r"x.jsonl:1: no key dialog .*; give every .* text$"),
-    ("x.jsonl", GOOD + "{oops}\n", r"x.jsonl:2:2: not JSON"),
-    ("x.jsonl", GOOD + "[" * 200_000 + "\n", r"x.jsonl:2.*not JSON"),
-    ("x.jsonl", GOOD + '{"utts": ' + "9" * 5000 + "}\n", r"x.jsonl:2.*not JSON"),
-    ("x.jsonl", GOOD + "[1, 2]\n", r"x.jsonl:2: not a JSON object"),
-    ("x.jsonl", GOOD + '{"topic": "t"}\n', r"x.jsonl:2: no key utts.*found: topic"),
-    ("x.jsonl", GOOD + '{"utts": {"a": 1}}\n', r"x.jsonl:2: utts is not a list"),
-    ("x.jsonl", GOOD + '{"utts": [["A"], ["B", "x"]]}\n', "x.jsonl:2: an item of utts is not an utterance"),
-    ("x.jsonl", GOOD + '{"utts": [["A", 1.5], ["B", "x"]]}\n', "x.jsonl:2: text is not a string"),
-    ("x.jsonl", GOOD + '{"utts": [["A", ""], ["B", "x"]]}\n', "x.jsonl:2: empty utterance"),
-    ("x.jsonl", GOOD + '{"utts": [["A", "x"], [" ", "x"]]}\n', "x.jsonl:2: no speaker"),
-    ("x.jsonl", GOOD + '{"utts": [["A", "x\\u0000"], ["B", "x"]]}\n', "x.jsonl:2: text contains a NUL"),
-    (
-        "x.jsonl",
-        GOOD + '{"utts": [["A", "x\\ud800"], ["B", "x"]]}\n',
-        "x.jsonl:2: text contains .* surrogate",
-    ),
-    ("x.jsonl", GOOD + '{"id": [], "utts": [["A", "x"], ["B", "x"]]}\n', "x.jsonl:2: dialog id is not"),
-    ("x.jsonl", GOOD + '{"topic": 1.5, "utts": [["A", "x"], ["B", "x"]]}\n', "x.jsonl:2: topic is not"),
-    ("x.jsonl", GOOD + '{"utts": []}\n', "x.jsonl:2: dialog without utterances"),
-    ("x.jsonl", GOOD + '{"utts": [["A", "x"]]}\n', "x.jsonl:2: dialog of one utterance"),
-    ("x.jsonl", zhao(TURNS, id="a") + "\n" + zhao(OTHER, id="a"), "x.jsonl:2: repeated dialog id"),
-    ("x.jsonl", GOOD + f'{{"{HOSTILE}": 1}}\n'.replace("\x1b", "\\u001b"), r"x.jsonl:2"),
-    ("x.jsonl", '{"sentences": ["a", "b"]}\n', "format not recognised.*zhao.*tsv"),
-    ("x.json", "[{}]", "format not recognised"),
-    ("x.md", "# Notes\nabout things\n", "format not recognised"),
-    ("x.tsv", "d\tA\thello\nd\tB\n", r"x.tsv:2: wrong number of columns \(2 found\); expected 3"),
-    ("x.tsv", "d\tA\thello\tg\nd\tB\thi\tg\tmore\n", r"x.tsv:2: wrong number of columns \(5 found\)"),
-    ("x.tsv", "dialog\tspeaker\ttext\n", "no dialog in the source"),
-    ("x.tsv", "d\tA\thello\ne\tB\thi\n", "x.tsv:1: dialog of one utterance"),
-    ("x.tsv", f"d\tA\t \nd\tB\t{HOSTILE}\n", "x.tsv:1: empty utterance"),
-    ("x.txt", "A: hello\nB: hi\nwell\n", "x.txt:3: no speaker"),
-    ("x.txt", "A: hello\nB:\n", "x.txt:2: empty utterance"),
-    ("x.txt", "hello\n\nhi\nyes\n", "x.txt:1: dialog of one utterance"),
-    ("x.txt", "A|hello|g\nB|hi\n", r"x.txt:2: not of the form speaker\|text\|act"),
-    ("x.utt.csv", "a,b\n1,2\n", "x.utt.csv:1: no column conversation_no"),
-    ("x.zip", b"PK\x03\x04 and then nothing", "x.zip"),
-    ("x.parquet", b"PAR1 and then nothing", "x.parquet: unreadable parquet file"),
-    ("x.pkl", b"\x80\x04 and then nothing", "x.pkl: refused"),
-]
+from tests.support.format_page import page_examples
 
 
 @pytest.mark.parametrize(("name", "content", "message"), CURATED)

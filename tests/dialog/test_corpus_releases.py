@@ -21,7 +21,8 @@ from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
 from lm.text.hub import load_tables
 from lm.text.lines import InputLog
-from tests.support.corpus_files import OTHER, ROWS, TURNS, refusal, said, write, zhao
+from tests.support.corpus_files import OTHER, ROWS, TURNS, refusal, said, write
+from tests.support.zhao_pickle import CORPUS, pickled
 
 # --- the SwDA release --------------------------------------------------------------------------------------
 
@@ -124,11 +125,6 @@ def test_swda_tables_with_broken_rows_are_named(tmp_path: Path) -> None:
 # --- Zhao's pickle -----------------------------------------------------------------------------------------
 
 
-def pickled(value: object, protocol: int = 2) -> bytes:
-    return pickle.dumps(value, protocol)
-
-
-CORPUS = {split: [json.loads(zhao(TURNS)), json.loads(zhao(OTHER))] for split in ("train", "valid", "test")}
 PYTHON_2 = (
     b"(dp0\nS'train'\np1\n(lp2\n(dp3\nS'utts'\np4\n(lp5\n(S'A'\np6\nS'hello'\np7\ntp8\na(g6\ng7\ntp9\nasas."
 )

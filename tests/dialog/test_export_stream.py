@@ -22,7 +22,7 @@ from dialog.trained import TrainedModel
 from dialog.utterance import Dialog, Utterance
 from lm.config.load import load_config
 from lm.engine.events import no_report
-from tests.dialog.test_chat_template import TEMPLATES, folder_with
+from tests.support.chat_templates import TEMPLATES, folder_with
 from tests.support.pretrained_dialog import CONFIG
 from tests.support.tiny_dialog import SAID, write_corpus
 

@@ -13,8 +13,7 @@ from dialog.corpora.sources import TEXT_READERS, detect_format, read_source
 from lm.errors import DataError
 from lm.text.lines import InputLog
 from tests.support.foreign_formats import read, refusal, said, write
-
-ROOT = Path(__file__).parents[2]
+from tests.support.format_page import ROOT, page_examples
 
 
 def test_every_text_format_has_a_detector_a_reader_and_a_line_of_help() -> None:
@@ -22,15 +21,6 @@ def test_every_text_format_has_a_detector_a_reader_and_a_line_of_help() -> None:
     assert set(DETECTORS) | others == set(DETECTED)
     assert set(TEXT_READERS) | {"csv"} == set(DETECTORS)
     assert all(len(about) <= 64 for about in FORMATS.values()), "a line of the help at 80 columns"
-
-
-def page_examples() -> list[tuple[str, str]]:
-    sections = re.split(r"^### ", (ROOT / PAGE).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    return [
-        (section.split("\n")[0], example)
-        for section in sections
-        for example in re.findall(r"^```\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
-    ]
 
 
 @pytest.mark.parametrize(("format", "example"), page_examples())

@@ -8,7 +8,7 @@ from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, Texts
 from dialog.decoding.trace import BeamTrace, Candidate
-from tests.dialog.test_rules import CASES, obeys, search
+from tests.support.decoding_rules import CASES, obeys, search
 from tests.support.toy_decoder import BOS, EOS, Recurrent, decode
 
 EXTRA = [(decode(min_length=3), Texts()), (decode(no_repeat_ngram=1), Texts()), (decode(beam=1), Texts())]

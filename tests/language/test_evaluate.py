@@ -41,9 +41,8 @@ from lm.language.trained import TrainedLm
 from lm.results import as_json
 from lm.runs.checkpoint import CheckpointStore
 from lm.trunks.recurrent import RecurrentRates
-from tests.language.test_mc_dropout import mc_nll
 from tests.support.signals import signal_at
-from tests.support.tiny_lm import CELLS, MIXTURE, cells, ids_of, tiny_codec, tiny_lm, write_run
+from tests.support.tiny_lm import CELLS, MIXTURE, cells, ids_of, mc_nll, tiny_codec, tiny_lm, write_run
 
 
 def by_hand(trained: TrainedLm, ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:

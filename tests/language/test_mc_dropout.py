@@ -8,31 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from lm.arrays import Floats
 from lm.errors import ConfigError
 from lm.language.corpora.corpus import load_split
-from lm.language.model import LanguageModel
 from lm.language.refinements import (
-    mean_of_passes,
     search_mc_temperature,
     with_dropout,
 )
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm
-from lm.language.windows import Ids
-from tests.support.tiny_lm import MIXTURE, ids_of, tiny_lm, write_run
-
-
-def mc_nll(
-    trained: TrainedLm, sampler: LanguageModel, ids: Ids, samples: int, temperature: float = 1.0
-) -> Floats:
-    """−log of the mean probability of every token over passes with dropout."""
-    window = trained.config.window.length
-    return mean_of_passes(
-        trained,
-        samples,
-        lambda: token_nll(trained, ids, model=sampler, temperature=temperature, window=window),
-    )
+from tests.support.tiny_lm import MIXTURE, ids_of, mc_nll, tiny_lm, write_run
 
 
 def test_mc_dropout_is_the_mean_of_probabilities() -> None:

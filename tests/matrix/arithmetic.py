@@ -13,12 +13,11 @@ from dialog.metrics.bleu import bleu_by_context, count_overlaps, sentence_bleu
 from lm.engine.state import all_finite
 from lm.errors import DivergenceError
 from lm.heads.head import Head, HeadConfig
-from tests.dialog.test_beam import assert_same
-from tests.dialog.test_bleu import legacy_bleu, nltk_bleu
 from tests.matrix.row import Case
+from tests.support.plain_bleu import legacy_bleu, nltk_bleu
 from tests.support.plain_heads import KINDS, H, head_on, settings_of
 from tests.support.tiny_task import Faults, TinyTask, open_run, run_folder, steps, train
-from tests.support.toy_decoder import Recurrent, decode
+from tests.support.toy_decoder import Recurrent, assert_same, decode
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 

@@ -32,13 +32,13 @@ from lm.runs.commit import Commit
 from lm.text.lines import InputLog
 from lm.text.vectors import read_vectors
 from lm.text.vocabulary import Codec
-from tests.dialog.test_corpus_faults import CURATED
-from tests.dialog.test_corpus_releases import CORPUS, pickled
-from tests.dialog.test_formats import page_examples
 from tests.matrix.row import Case, refused
+from tests.support.bad_corpora import CURATED
+from tests.support.format_page import page_examples
 from tests.support.tiny_lm import text_of, tiny_codec, write_run
 from tests.support.tiny_store import header
 from tests.support.words import WORDS
+from tests.support.zhao_pickle import CORPUS, pickled
 
 PIECES = (
     b"", b"\n", b"\t", b'"', b"{", b"[" * 3000, b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1b[2J", b"9" * 5000,

@@ -20,8 +20,8 @@ from lm.language.scoring import score_lines, token_nll
 from lm.language.trained import TrainedLm
 from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined, joined_rows, own_slice, summed
-from tests.dialog.test_references import ITEMS, TEST, TRAIN
 from tests.support.ranks import together
+from tests.support.reference_items import ITEMS, TEST, TRAIN
 from tests.support.tiny_lm import ids_of, text_of, tiny_codec, tiny_lm
 
 SIZES = (2, 3, 5)

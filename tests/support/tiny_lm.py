@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lm.arrays import Floats
 from lm.cells.config import CellConfig
 from lm.config.load import Resolved, save_config
 from lm.console.tables import Table
@@ -15,7 +16,12 @@ from lm.engine.state import model_tensors
 from lm.heads.config import HeadConfig
 from lm.language.config import DataConfig, LmConfig, ModelConfig, WindowConfig
 from lm.language.model import LanguageModel
+from lm.language.refinements import (
+    mean_of_passes,
+)
+from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm
+from lm.language.windows import Ids
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.tokenizers import PLAIN
 from lm.text.vocabulary import Codec, Vocabulary
@@ -112,3 +118,15 @@ def cells(table: object) -> list[dict[str, str]]:
     """The rows of a table as it is shown, by column."""
     assert isinstance(table, Table)
     return table.cells()
+
+
+def mc_nll(
+    trained: TrainedLm, sampler: LanguageModel, ids: Ids, samples: int, temperature: float = 1.0
+) -> Floats:
+    """−log of the mean probability of every token over passes with dropout."""
+    window = trained.config.window.length
+    return mean_of_passes(
+        trained,
+        samples,
+        lambda: token_nll(trained, ids, model=sampler, temperature=temperature, window=window),
+    )

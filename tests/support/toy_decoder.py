@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
-from dialog.decoding.steps import Marks
+from dialog.decoding.steps import Hypothesis, Marks
 
 BOS, EOS = 0, 1
 
@@ -58,3 +59,10 @@ def decode(**values: object) -> DecodeConfig:
 def repeats(tokens: Sequence[int], n: int) -> bool:
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return len(grams) != len(set(grams))
+
+
+def assert_same(left: list[Hypothesis], right: list[Hypothesis]) -> None:
+    assert [(h.tokens, h.finished) for h in left] == [(h.tokens, h.finished) for h in right]
+    for one, other in zip(left, right, strict=True):
+        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-9)
+        assert one.score == pytest.approx(other.score, abs=1e-9)

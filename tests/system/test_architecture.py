@@ -77,6 +77,19 @@ def test_lm_never_imports_dialog() -> None:
     assert not {(name, target) for name, target in found if target.split(".")[0] == "dialog"}
 
 
+def test_what_tests_share_is_in_their_support() -> None:
+    """A test file that others import is collected and changed for two reasons."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    modules = {
+        node.module or ""
+        for path in files
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert "tests.support.modules" in modules
+    assert not {name for name in modules if name.startswith("tests.") and ".test_" in name}
+
+
 def test_dialog_imports_only_the_shared_core_of_lm() -> None:
     found = {
         (name, target) for name in MODULES if name.startswith("dialog") for target in local_imports(name)
