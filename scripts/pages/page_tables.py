@@ -135,6 +135,7 @@ TRIALS = {  # files by heading of a training of seed 1, by table
         "rate .004": "ptb_trials_lr4",
         "rate .008": "ptb_trials",
         "rate .016": "ptb_trials_lr16",
+        "rate .008, dropout .1": "ptb_trials_dropout1",
     },
     "ptb_trials, full": {
         "rate .008, dropout .2": "ptb_small",

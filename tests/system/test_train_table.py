@@ -173,7 +173,7 @@ def test_a_mistake_in_a_table_is_named(
 ) -> None:
     table.write_text(TABLE.replace(old, new), encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
-        module.Table.read(table).trainings(["mos"], [1], Path("runs"))
+        module.trainings(module.Table.read(table), ["mos"], [1], Path("runs"))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_mistake_in_a_table_is_named(
 def test_a_file_that_has_no_results_is_refused(module: ModuleType, table: Path, content: str) -> None:
     path = Path("results/two.json")
     path.write_text(content)
-    (training,) = module.Table.read(table).trainings(["mos"], [1], Path("runs"))
+    (training,) = module.trainings(module.Table.read(table), ["mos"], [1], Path("runs"))
     with pytest.raises(HighrankError, match=r"^results/two\.json: "):
         module.Results(path, training.table).missing([training])
 
@@ -216,7 +216,7 @@ def test_those_that_add_at_the_same_time_lose_no_entry(
 
 def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleType, table: Path) -> None:
     path, read = Path("results/two.json"), module.Table.read
-    (training,) = read(table).trainings(["mos"], [1], Path("runs"))
+    (training,) = module.trainings(read(table), ["mos"], [1], Path("runs"))
     entry = {"config": training.preset, "seeds": [1], "config_sha256": training.config_sha256, "units": {}}
     path.write_text(json.dumps({"entries": [entry | {"measured": training.table.measured}]}))
     assert module.Results(path, training.table).missing([training]) == []
@@ -226,14 +226,14 @@ def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleTy
         ('unit = "dialog"', 'unit = ""'),
     ):
         table.write_text(TABLE.replace(old, new), encoding="utf-8")
-        (other,) = read(table).trainings(["mos"], [1], Path("runs"))
+        (other,) = module.trainings(read(table), ["mos"], [1], Path("runs"))
         assert module.Results(path, other.table).missing([other]) == [other], new
     table.write_text(
         TABLE.replace("settings = [", 'settings = ["head.label_smoothing=0.0", '), encoding="utf-8"
     )
-    (same,) = read(table).trainings(["mos"], [1], Path("runs"))
+    (same,) = module.trainings(read(table), ["mos"], [1], Path("runs"))
     assert same.config_sha256 == training.config_sha256, "a key with its default value changes no hash"
-    (other,) = training.table.trainings(["mos"], [2], Path("runs"))
+    (other,) = module.trainings(training.table, ["mos"], [2], Path("runs"))
     assert other.config_sha256 == training.config_sha256
     assert module.Results(path, training.table).missing([other]) == [other]
     run = Path("runs/mos-1")
@@ -253,17 +253,32 @@ def test_a_trial_adds_its_settings_to_those_of_the_table(module: ModuleType, tab
     tried = whole.trial("fast")
     assert tried.settings == [*whole.settings, "optim.lr=0.01"]
     assert tried.about == "Two heads. Trial of optim.lr=0.01."
-    [own], [other] = (one.trainings(["mos"], [1], Path("runs")) for one in (whole, tried))
+    [own], [other] = (module.trainings(one, ["mos"], [1], Path("runs")) for one in (whole, tried))
     assert own.config_sha256 != other.config_sha256
     with pytest.raises(ConfigError, match="--trial slow: choose from fast"):
         whole.trial("slow")
+
+
+def test_a_table_may_have_the_heads_of_another(module: ModuleType, table: Path) -> None:
+    heads = module.Table.read(table).heads
+    other = table.with_name("other.toml")
+    own = TABLE[: TABLE.index("[heads]")]
+    other.write_text(f'heads = "{table.name}"\n{own}', encoding="utf-8")
+    assert module.Table.read(other).heads == heads
+    for name, message in (
+        ("none.toml", r"none\.toml: no such file"),
+        (other.name, r"other\.toml:1: heads: "),
+    ):
+        other.write_text(f'heads = "{name}"\n{own}', encoding="utf-8")
+        with pytest.raises(ConfigError, match=message):
+            module.Table.read(other)
 
 
 @pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(module: ModuleType, path: Path) -> None:
     tables = importlib.import_module("pages.page_tables")
     table = module.Table.read(path)
-    trainings = table.trainings(list(table.heads), table.seeds, Path("runs"))
+    trainings = module.trainings(table, list(table.heads), table.seeds, Path("runs"))
     assert len(trainings) == len(table.heads) * len(table.seeds)
     drawn = {file for file, _, _ in tables.TABLES.values()}
     drawn |= {file for files in tables.TRIALS.values() for file in files.values()}
