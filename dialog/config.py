@@ -9,7 +9,7 @@ from dialog.decoding.config import DecodeConfig, require_choice
 from lm.cells.config import CellKind, CellSettings
 from lm.config.load import Resolved, keys_of, override, require_read
 from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
-from lm.engine.config import OptimConfig, TrainConfig, unread_in_training
+from lm.engine.config import OptimConfig, TrainConfig
 from lm.errors import require, visible
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
@@ -218,10 +218,6 @@ class DialogConfig(Section):
         transformers = [*kinds.values()].count("transformer")
         unread = {0: ["transformer"], 1: [], 2: ["cell"]}[transformers]
         return dict.fromkeys(unread, " and ".join(f"{key} = {kind}" for key, kind in kinds.items()))
-
-    def unread(self) -> Mapping[str, Sequence[str]]:
-        """Keys that nothing reads without early stopping."""
-        return unread_in_training(self.optim, self.train)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

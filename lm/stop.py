@@ -37,10 +37,10 @@ class StopFlag:
     def __bool__(self) -> bool:
         return self._received is not None
 
-    def check(self) -> None:
-        """Raise Interrupted once a signal has come."""
+    def check(self, remedy: str = "") -> None:
+        """Raise Interrupted once a signal has come, with ``remedy`` or that of the flag."""
         if self._received is not None:
-            raise Interrupted(f"interrupted by {self._received.name}; {self._remedy}")
+            raise Interrupted(f"interrupted by {self._received.name}; {remedy or self._remedy}")
 
     @contextmanager
     def raising(self) -> Iterator[None]:

@@ -8,11 +8,15 @@ from types import FrameType
 from lm.errors import Interrupted
 
 
+class Press(KeyboardInterrupt):
+    """Ctrl-C in a chat. Libraries do not catch a KeyboardInterrupt; that of another signal ends the chat."""
+
+
 class CtrlC:
     """Presses of Ctrl-C since the last :meth:`forget`, while :meth:`held`."""
 
     def __init__(self) -> None:
-        self.pressed = self._replying = False
+        self._pressed = self._replying = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -27,31 +31,26 @@ class CtrlC:
 
     @contextmanager
     def ends_reply(self) -> Iterator[None]:
-        """A section in which a press, also one from before, raises Interrupted at once.
-
-        The KeyboardInterrupt of any other signal ends the chat.
-        """
+        """A section in which a press, also one from before, raises Interrupted at once."""
         self._replying = True
         try:
-            if self.pressed:
-                raise KeyboardInterrupt
+            if self._pressed:
+                raise Press
             yield
-        except KeyboardInterrupt:  # from _press, because libraries do not catch KeyboardInterrupt
-            if not self.pressed:
-                raise
+        except Press:
             raise Interrupted("stopped") from None
         finally:
             self._replying = False
 
     def forget(self) -> None:
         """Forget the presses."""
-        self.pressed = False
+        self._pressed = False
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        self.pressed = True
+        self._pressed = True
         if self._replying:
             self._replying = False
-            raise KeyboardInterrupt
+            raise Press
 
 
 CTRL_C = CtrlC()  # one per process, like the signal

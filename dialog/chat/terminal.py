@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from dialog.chat.ctrl_c import CTRL_C
+from dialog.chat.ctrl_c import CTRL_C, Press
 from dialog.decoding.config import DecodeConfig
 from lm.console.terminal import sanitize, unmarked
 from lm.errors import ConfigError, visible
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from dialog.chat.repl import Repl
 
 LONGEST_REMEMBERED = 10_000  # maximum characters of a line in the history
-
-
-class ControlC(Exception):  # noqa: N818
-    """Ctrl-C at the prompt; the KeyboardInterrupt of any other signal ends the chat."""
 
 
 def chat(
@@ -144,16 +140,14 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
         while not repl.ended:
             try:
                 line = session.prompt("> ")
-            except ControlC:
+            except Press:
                 continue
             except EOFError:
                 return
             CTRL_C.forget()
             try:
                 _print(console, repl.answers(line), "dim" if line.lstrip().startswith("/") else "cyan")
-            except KeyboardInterrupt:  # between the end of a reply and that of its section
-                if not CTRL_C.pressed:
-                    raise
+            except Press:  # between the end of a reply and that of its section
                 _print(console, ["(stopped)"], "dim")
             _print(console, repl.notes, "dim italic")
 
@@ -194,4 +188,4 @@ def prompt_session() -> "PromptSession[str]":
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = [f"/set {key}=" for key in DecodeConfig.model_fields]
     completer = WordCompleter([*(f"/{name}" for name in COMMANDS), *settings], sentence=True)
-    return PromptSession(history=History(path), completer=completer, interrupt_exception=ControlC)
+    return PromptSession(history=History(path), completer=completer, interrupt_exception=Press)

@@ -86,8 +86,8 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
     )
     said = f"{message}, got {shortened(setting.value)}{hint}"
-    if first["type"] == "tuple_type" and not keys[key].is_required():
-        example = (key, keys[key].get_default())
+    example = (key, keys[key].get_default())
+    if first["type"] == "tuple_type" and example[1]:
         typed = f"{COMMAND_LINE} {shlex.quote(setting_text(*example))}"
         said += f"; write one as in {typed if setting.where == COMMAND_LINE else literal(example[1])}"
     if setting.where == COMMAND_LINE:

@@ -33,6 +33,9 @@ def missing(source: str, command: str, other: str = "") -> DataError:
     path = Path(source)
     if path.name not in SPLITS or not path.parent.name:
         return DataError(f"{source}: no such file or folder; check the path")
+    if os.path.isfile(path.parent / "manifest.json"):
+        remedies = " or ".join(filter(None, (f"prepare it again with a {path.name} split", other)))
+        return DataError(f"{path.parent}: prepared without a {path.name} split; {remedies}")
     origin, out = (shlex.quote(visible(one)) for one in (f"path/to/{path.parent.name}", path.parent))
     made = f"{source}: no such corpus; make it with: {command} {origin} --out {out}"
     return DataError(f"{made}; or {other}" if other else made)

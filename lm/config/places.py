@@ -163,5 +163,5 @@ def not_a_run(path: Path, family: str = "") -> StorageError:
     if found := wrong_kind(path, family, "a run"):
         return StorageError(f"{path}: {found}")
     if path.is_dir():
-        return StorageError(f"{path}: not the folder of a run: it has no {_CONFIG}")
+        return StorageError(f"{path}: not the folder of a run: it has no {_CONFIG}; name another folder")
     return StorageError(f"{path}: no such run; check the path")

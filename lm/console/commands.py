@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -96,7 +97,8 @@ def add_runs(app: typer.Typer, family: str) -> None:
 
         found = runs_in(folder)
         if not found and folder == DEFAULT_RUNS:
-            raise StorageError(f"{folder}: holds no run yet; `{family} train CONFIG` makes one there")
+            place = "holds no run yet" if folder.is_dir() else "no such folder here"
+            raise StorageError(f"{folder}: {place}; `{family} train CONFIG` makes a run there")
         if not found:
             raise not_a_run(folder, family)
         rows = [run_row(run) for run in found]
@@ -133,11 +135,13 @@ def add_check(app: typer.Typer, family: str) -> None:
             raise not_a_run(run, family)
         result = check_run(run)
         write_result(json_file, result)
-        show(
-            Table(f"Checkpoints of {run}", [vars(commit) for commit in result.commits]),
-            f"state_sha256 {result.state_sha256 or '–'}",
-            *(f"note: {note}" for note in result.notes),
-            *(f"problem: {problem}" for problem in result.problems[1:]),
-        )
-        if result.problems:
-            raise StorageError(result.problems[0])
+        problem = StorageError(result.problems[0]) if result.problems else None
+        with suppress(*((BrokenPipeError,) if problem else ())):  # a reader that left hides no problem
+            show(
+                Table(f"Checkpoints of {run}", [vars(commit) for commit in result.commits]),
+                f"state_sha256 {result.state_sha256 or '–'}",
+                *(f"note: {note}" for note in result.notes),
+                *(f"problem: {other}" for other in result.problems[1:]),
+            )
+        if problem:
+            raise problem

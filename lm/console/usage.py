@@ -1,5 +1,6 @@
 """One-line errors for wrong usage: an unknown command or option, a missing or invalid argument."""
 
+import os
 import re
 from typing import Any
 
@@ -52,7 +53,10 @@ def _examples(context: Any) -> str:
 def _message(error: Any, context: Any) -> str:
     if context and (unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
-        return f"{unknown}: no such option{_instead(unknown, options)}"
+        hint = (
+            f"; for the file, write ./{unknown}" if os.path.lexists(unknown) else _instead(unknown, options)
+        )
+        return f"{unknown}: no such option{hint}"
     if context and (unknown := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
         return f"{unknown[1]}: no such command{did_you_mean(unknown[1], context.command.commands)}"
     parameter = getattr(error, "param", None)

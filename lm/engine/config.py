@@ -1,6 +1,6 @@
 """The schemas of optimiser and training engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -204,10 +204,3 @@ class TrainConfig(Section):
     def shard_size(self) -> int:
         """Number of segments or streams in the largest shard of a batch."""
         return -(-self.batch_size // self.shards)
-
-
-def unread_in_training(optim: OptimConfig, train: TrainConfig) -> dict[str, Sequence[str]]:
-    """Keys that nothing reads in a training, as in :meth:`lm.config.section.Section.unread`."""
-    if train.patience or optim.schedule == "plateau":
-        return {}
-    return {"train.min_delta": ("train.patience", "optim.schedule")}

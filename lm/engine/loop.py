@@ -28,7 +28,7 @@ from lm.engine.update import Batches, StepLoss, Sums, Updater
 from lm.errors import DataError, DivergenceError, Interrupted, StorageError
 from lm.measures import guessing_note, learnt, perplexity
 from lm.parallel.group import ALONE, Group
-from lm.runs.run import Run
+from lm.runs.run import Run, RunMovedError
 
 BatchT = TypeVar("BatchT")
 Verdict = Callable[[int, float], str]
@@ -371,6 +371,8 @@ class _Engine(Generic[BatchT]):
             try:
                 self.saver.save(final=True)
                 saved = f"step {self.progress.step} is saved"
+            except RunMovedError:
+                raise
             except StorageError as error:
                 self.report(Note(f"warning: step {self.progress.step} is not saved: {error}"))
         return f"interrupted: {saved}; run the same command again to resume"

@@ -111,9 +111,13 @@ class Saver:
         self._report(Note("metrics.jsonl was missing or empty and starts again; training is not affected"))
 
     def save(self, final: bool) -> None:
-        """Commit a changed state. A failure only warns, but the third in a row or a ``final`` one raises."""
+        """Commit a changed state. A failure only warns, but the third in a row or a ``final`` one raises.
+
+        Raises RunMovedError at once.
+        """
         if not self.dirty:
             return
+        self._run.require_place()
         progress = self._training.progress
         anchor = progress.anchor, progress.anchor_best
         if commit_step(progress, self._train) and not progress.guard.in_a_row:

@@ -147,10 +147,11 @@ def _train(
         report(Note(note))
     hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)
-    if changed := group.share(lambda: changed_inputs(folder, hashes)):
-        raise DataError(_changed(config, changed[0]))
+    # before the run is opened, which saves its config
+    _require_unchanged(config, group.share(lambda: changed_inputs(folder, hashes)))
     with _opened(group, folder, resolved, free) as run:
-        group.share(lambda: save_inputs(folder, codec, hashes, ready.files, config.data.train))
+        changed = group.share(lambda: save_inputs(folder, codec, hashes, ready.files, config.data.train))
+        _require_unchanged(config, changed)
         limits, trained = (config.train, config.optim), ready.trained
         result = fit(ready.task, *limits, run, report, verdict, words, group, trained=trained)
     require_learnt(result.best_nll, words, folder)
@@ -199,8 +200,13 @@ def start_with_vectors(
     return vectors
 
 
+def _require_unchanged(config: Any, changed: Sequence[str]) -> None:
+    """Raise DataError for the first input whose hash has changed since the run began."""
+    for name in changed:
+        raise DataError(_changed(config, name))
+
+
 def _changed(config: Any, name: str) -> str:
-    """Error message for an input whose hash has changed since the run began."""
     what = f"{config.data.valid if name == 'valid_sha256' else config.data.train}: the text"
     if name == START_HASH:
         what = f"{config.train.start_from}: the best checkpoint"

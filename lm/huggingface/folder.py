@@ -171,13 +171,15 @@ def require_export(folder: Path, command: str) -> None:
             raise StorageError(
                 f'{folder}: a pretrained model, which needs no import; use it by model.trunk = "hf:{folder}"'
             )
-        raise StorageError(f"{folder}: no folder of `{command} export`; it has no {OWN_FOLDER}/")
+        told = f"no folder of `{command} export`, which has {OWN_FOLDER}/; name another folder"
+        raise StorageError(f"{folder}: {told}")
     _require_whole(folder)
     path = folder / MODEL_CONFIG
     config = parse_json(read_file(path, limit=_LIMIT), path)
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (f"highrank_{command}", f"highrank_{command}_stream"):
-        raise StorageError(f"{path}: not of a model of `{command}`; use the other command line")
+        other = {"lm": "dialog", "dialog": "lm"}[command]
+        raise StorageError(f"{path}: not of a model of `{command}`; use `{other}`")
 
 
 def require_new_run(run: Path) -> None:

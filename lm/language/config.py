@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from lm.cells.config import CellConfig
 from lm.config.section import MAX_LAYERS, MAX_SIZE, Count, NotNegative, Owner, Positive, Rate, Section, Size
-from lm.engine.config import OptimConfig, TrainConfig, unread_in_training
+from lm.engine.config import OptimConfig, TrainConfig
 from lm.errors import visible
 from lm.heads.config import HeadConfig
 from lm.text.tokenizers import TokenizerKind
@@ -244,12 +244,12 @@ class LmConfig(Section):
 
     def unread(self) -> Mapping[str, Sequence[str]]:
         """Sizes that others decide, dropout between the layers of one, and what other weights replace."""
-        found = unread_in_training(self.optim, self.train)
+        found: dict[str, Sequence[str]] = {}
         if self.model.input_embedding_ratio is not None:
             sizes = ("model.embedding_size", "head.embedding_size")
             found |= dict.fromkeys(sizes, ("model.input_embedding_ratio",))
         if trunk_kind(self.model.trunk) == "recurrent" and len(self.model.hidden_sizes) == 1:
-            found["model.hidden_dropout"] = ("model.hidden_sizes",)
+            found["model.hidden_dropout"] = ("model.trunk", "model.hidden_sizes")
         if self.train.start_from:
             found |= dict.fromkeys(("model.vectors", "head.start"), ("train.start_from",))
         return found

@@ -115,7 +115,7 @@ def _remains(store: CheckpointStore, name: Pointer) -> list[str]:
         return []
     problem = f"names {step_names(named)}" if named else "missing"
     return [
-        f"{path}: {problem}; the newest checkpoint has {step_names(counts)}, which counts, and the next"
+        f"{path}: {problem}; the newest checkpoint names {step_names(counts)}, which counts, and the next"
         " training mends the file"
     ]
 
@@ -134,10 +134,11 @@ def changed_log(run: Path) -> str:
 
 def _changed_log(path: Path, log: FileRecord) -> str:
     name = visible(path)
-    if not os.path.lexists(path) or (log.size and not os.path.getsize(path)):
-        state = "empty" if os.path.lexists(path) else "missing"
-        return f"{name}: {state}; training goes on without it, and the log begins anew"
+    lost = "" if os.path.lexists(path) else "missing"
     try:
+        lost = lost or ("empty" if log.size and not path.lstat().st_size else "")
+        if lost:
+            return f"{name}: {lost}; training goes on without it, and the log begins anew"
         if sha256_file(path, follow=False, size=log.size) == log.sha256:
             return ""
     except StorageError as error:

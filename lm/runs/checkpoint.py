@@ -281,9 +281,9 @@ class CheckpointStore:
             return newest
         for step in there:
             self._read(step, there, tensors=False)  # otherwise the pointer may be that of a damaged commit
-        problem = f"names {step_names(pointed)}" if pointed else "missing"
-        has = f"and the newest checkpoint has {step_names(newest)}; it was edited or damaged"
-        raise StorageError(f"{self.folder / 'best.json'}: {problem}, {has}: {MEND_POINTER}")
+        what = f"names {step_names(pointed)}, the newest checkpoint {step_names(newest)}, so it was edited"
+        what = what if pointed else "missing"
+        raise StorageError(f"{self.folder / 'best.json'}: {what}; {MEND_POINTER}")
 
     def pointed(self, name: Pointer) -> list[int]:
         """Steps in a pointer file, best first; [] without the file. Raises StorageError."""
@@ -396,4 +396,4 @@ class CheckpointStore:
 
 
 def step_names(steps: Sequence[int]) -> str:
-    return ", ".join(f"step {step}" for step in steps)
+    return ", ".join(f"step {step}" for step in steps) or "no step"

@@ -12,6 +12,7 @@ SHA-256. An imported run has no record.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +42,7 @@ from lm.runs.commit import FileRecord, Sha256
 from lm.text.prepared_folder import recorded_hashes
 from lm.text.vocabulary import RESTORE, Codec
 
-CONFIG, DATA, LOG = "config.json", "data.json", "metrics.jsonl"
+CONFIG, DATA, LOG, TIMING = "config.json", "data.json", "metrics.jsonl", "timing.jsonl"
 TRUNK: Final = "trunk.json"  # of a pretrained trunk: the config.json of its folder
 CODEC_HASH = "codec_sha256"
 PREPARED_HASH = "prepared_sha256"  # of the files of a prepared training split; not compared on resume
@@ -49,7 +50,8 @@ RunFile = Literal[
     "config.json", "data.json", "vocabulary.json", "tokenizer.json", "tokenizer.model", "trunk.json"
 ]  # fmt: skip
 FILES: tuple[RunFile, ...] = get_args(RunFile)
-CONFIG_LIMIT, DATA_LIMIT = 16 << 20, 1 << 20  # bytes
+CONFIG_LIMIT, DATA_LIMIT, LOG_LIMIT = 16 << 20, 1 << 20, 256 << 20  # bytes
+_COPY = "restore it from a copy, or train into another folder with --run"
 _MEND = "restore it, or run the same training again, which mends it"
 OWN = "the run"  # provenance of a value whose own provenance is lost
 RECORD = "run"  # among the facts of a commit
@@ -97,23 +99,33 @@ def recorded(run: Path) -> Record | None:
 
 
 def lost_checkpoints(run: Path) -> str:
-    """Problem of a run whose log records a training without a folder of checkpoints; else ``""``.
+    """Problem of a run whose logs record a training of which there is no checkpoint; else ``""``.
 
-    A training makes that folder before the log.
+    A training makes the folder before the first line of its log, and has a checkpoint when it finishes.
     """
-    folder, log = CheckpointStore.of(run).folder, run / LOG
-    if os.path.lexists(folder) or not os.path.isfile(log) or not os.path.getsize(log):
+    store, log = CheckpointStore.of(run), run / LOG
+    logged = os.path.isfile(log) and os.path.getsize(log) > 0
+    if (not logged or os.path.lexists(store.folder)) and ending(run) != "finished":
         return ""
-    return (
-        f"{visible(folder)}: missing, but {LOG} records a training; restore it from a copy,"
-        " or remove the folder of the run to train anew"
-    )
+    if store.begun:
+        return ""
+    return f"{visible(store.folder)}: no checkpoint of the training that was logged; restore it from a copy"
 
 
 def require_checkpoints(run: Path) -> None:
     """Raise StorageError for a run that has lost its checkpoints."""
     if lost := lost_checkpoints(run):
-        raise StorageError(lost)
+        raise StorageError(f"{lost}, or train into another folder with --run")
+
+
+def ending(run: Path) -> str:
+    """End of the last sitting, from the last line of timing.jsonl; "" if the sitting was killed."""
+    path = run / TIMING
+    lines = read_file(path, limit=LOG_LIMIT).splitlines() if path.is_file() else []
+    try:
+        return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""
+    except (ValueError, AttributeError, RecursionError):
+        return ""
 
 
 def changed_files(run: Path, record: Record) -> Iterator[str]:
@@ -123,7 +135,7 @@ def changed_files(run: Path, record: Record) -> Iterator[str]:
         if name == CONFIG:
             continue
         if problem := _difference(path, sha256):
-            yield f"{problem}; {'restore it from a copy' if name == DATA else RESTORE}"
+            yield f"{problem}; {_COPY if name == DATA else RESTORE}"
 
 
 def _difference(path: Path, sha256: str) -> str:
@@ -227,18 +239,19 @@ def changed_inputs(run: Path, hashes: Mapping[str, str]) -> list[str]:
 
 def save_inputs(
     run: Path, codec: Codec, hashes: Mapping[str, str], files: Mapping[RunFile, bytes], train: str
-) -> None:
-    """Save codec, files and input hashes of a new run; no effect on an older one.
+) -> list[str]:
+    """Save codec, files and input hashes of a new run. Return :func:`changed_inputs` of an older one.
 
     ``train`` is the source of the training split. Raises StorageError.
     """
     path = run / DATA
     if os.path.lexists(path):
-        return
+        return changed_inputs(run, hashes)
     codec.save(run)
     for name, content in files.items():
         write_atomic(run / name, content)
     write_json(path, dict[str, JSON](hashes) | _prepared(train))
+    return []
 
 
 def _prepared(train: str) -> dict[str, JSON]:

@@ -10,16 +10,15 @@ from typing import Any
 
 from lm.disk.filelock import held
 from lm.disk.storage import read_file, read_json
-from lm.errors import HighrankError, StorageError, visible
+from lm.errors import HighrankError, StorageError
 from lm.measures import perplexity
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.commit import Commit, require_sizes
-from lm.runs.inputs import CONFIG, LOG, changed_config, recorded, require_checkpoints
+from lm.runs.inputs import CONFIG, LOG, LOG_LIMIT, changed_config, ending, lost_checkpoints, recorded
 from lm.runs.run import LOCK
 
 CurvePoint = tuple[int, float]  # (update, validation perplexity)
 _UNFINISHED = ("running", "interrupted", "diverged")
-_LOG_LIMIT = 256 << 20  # largest plausible size of metrics.jsonl in bytes
 
 
 def run_row(run: Path) -> dict[str, Any]:
@@ -40,14 +39,16 @@ def run_row(run: Path) -> dict[str, Any]:
         "at step": None,
     }
     try:
-        family, config = _config(run)
-        row["family"] = family
+        changed, config = _changed(run), dict[str, Any]()
+        with suppress(*((StorageError,) if changed else ())):
+            row["family"], config = _config(run)
         progress = _progress(run)
-        row["state"] = _state(run, config["train"], progress)
         row["step"] = progress.get("step") if progress else None
         if progress and progress.get("best"):
             nll, step = progress["best"][0]
             row |= {"best perplexity": perplexity(float(nll)), "at step": int(step)}
+        lost = ", without checkpoints" if lost_checkpoints(run) else ""
+        row["state"] = f"damaged: {changed}" if changed else _state(run, config["train"], progress) + lost
     except (HighrankError, KeyError, TypeError, ValueError, IndexError) as error:
         row["state"] = f"damaged: {error}" if isinstance(error, HighrankError) else "damaged"
     newest = max((stat.st_mtime for stat in stats), default=time.time())
@@ -70,7 +71,7 @@ def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
     if not path.is_file():
         return []
     found: dict[int, float] = {}
-    for line in read_file(path, limit=_LOG_LIMIT).splitlines():
+    for line in read_file(path, limit=LOG_LIMIT).splitlines():
         try:
             record = json.loads(line)
             if record["split"] == split and record["nll"] is not None:
@@ -80,9 +81,13 @@ def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
     return sorted(found.items())
 
 
+def _changed(run: Path) -> str:
+    """Problem of a config that differs from the record of the newest commit; else ""."""
+    record = recorded(run)
+    return changed_config(run, record) if record else ""
+
+
 def _config(run: Path) -> tuple[str, dict[str, Any]]:
-    if (record := recorded(run)) and (problem := changed_config(run, record)):
-        raise StorageError(problem)
     saved = read_json(run / CONFIG)
     if not isinstance(saved, dict) or not isinstance(config := saved.get("config"), dict):
         raise StorageError(f"{CONFIG} is not the config of a run")
@@ -91,7 +96,6 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 
 def _progress(run: Path) -> dict[str, Any] | None:
     """Progress in the newest checkpoint, whose file sizes are checked; None without one, {} if imported."""
-    require_checkpoints(run)
     store = CheckpointStore.of(run)
 
     def read() -> dict[str, Any] | None:
@@ -109,20 +113,10 @@ def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) ->
     """State of a run: running, finished, diverged, interrupted, imported, or not begun."""
     if held(run / LOCK):
         return "running"
-    if ended := _ending(run):
+    if ended := ending(run):
         return ended
     if not progress:
         return "not begun" if progress is None else "imported"
     limits = (("max_steps", "step"), ("max_epochs", "epoch"), ("patience", "stale"))
     reached = any(train[limit] and progress[count] >= train[limit] for limit, count in limits)
     return "finished" if reached else "interrupted"
-
-
-def _ending(run: Path) -> str:
-    """End of the last sitting, from the last line of timing.jsonl; "" if the sitting was killed."""
-    path = run / "timing.jsonl"
-    lines = read_file(path, limit=_LOG_LIMIT).splitlines() if path.is_file() else []
-    try:
-        return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""
-    except (ValueError, AttributeError, RecursionError):
-        return ""

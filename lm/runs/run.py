@@ -33,7 +33,7 @@ from lm.disk.storage import (
     require_space,
     storage_errors,
 )
-from lm.errors import ConfigError, StorageError, visible
+from lm.errors import ConfigError, DivergenceError, StorageError, visible
 from lm.launched import several
 from lm.runs.checkpoint import CHECKPOINTS, CheckpointStore
 from lm.runs.inputs import (
@@ -41,6 +41,7 @@ from lm.runs.inputs import (
     CONFIG_LIMIT,
     FILES,
     LOG,
+    TIMING,
     changed_config,
     file_hashes,
     recorded,
@@ -54,6 +55,10 @@ from lm.stop import NOTICE, StopFlag
 LOCK = "lock"
 MOMENT = 0.5  # seconds to wait for another process that only inspects the lock, such as `runs`
 CORPUS = "corpus"  # prepared corpus of the training, made before the run
+
+
+class RunMovedError(StorageError):
+    """The folder of a run is no longer where its training began."""
 
 
 class Run:
@@ -72,7 +77,8 @@ class Run:
         self.checkpoints = CheckpointStore.of(folder)
         self.checkpoints.clean()
         self.metrics = MetricsLog(folder / LOG)
-        self.timing = MetricsLog(folder / "timing.jsonl")
+        self.timing = MetricsLog(folder / TIMING)
+        make_folder(folder / CHECKPOINTS)  # before the first line of the logs, whose names this syncs
 
     @classmethod
     def open(cls, folder: Path, resolved: Resolved[Any], *, resumable_keys: frozenset[str]) -> Self:
@@ -91,11 +97,18 @@ class Run:
                 remove_leftovers(folder / name)
             if _changed(folder / CONFIG, resolved, resumable_keys):
                 save_config(resolved, folder / CONFIG)
-            make_folder(folder / CHECKPOINTS)
             return cls(folder, lock, resolved.config, resumable_keys, new=new)
         except BaseException:
             lock.release()
             raise
+
+    def require_place(self) -> None:
+        """Raise RunMovedError if the folder was moved, removed or replaced since it was locked."""
+        if not self._lock.in_place:
+            raise RunMovedError(
+                f"{visible(self.folder)}: moved, removed or replaced while it trains, so that nothing more is"
+                " saved; resume from its last checkpoint where it is now, with --run"
+            )
 
     def record(self) -> dict[str, JSON]:
         """Current record of the run for a commit, see :mod:`lm.runs.inputs`. Raises StorageError."""
@@ -135,10 +148,13 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the run. Raises Interrupted if a signal came after the last update, which nothing obeyed."""
+        """Close the run. Raises Interrupted if a signal came while the training finished or diverged.
+
+        Nothing else has obeyed it. Among several processes only torchrun knows whom it has stopped.
+        """
         self.close()
-        if kind is None and not several():
-            self.stop.check()
+        if (kind is None or issubclass(kind, DivergenceError)) and not several():
+            self.stop.check("the training had ended; the same command shows how")
 
 
 def _others(folder: Path) -> list[str]:
@@ -150,7 +166,10 @@ def _others(folder: Path) -> list[str]:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise StorageError for a non-empty folder that is not a run, even an incomplete one."""
+    """Raise StorageError for a folder inside of a run, and for files that are not even an incomplete run."""
+    for parent in Path(os.path.abspath(folder)).parents:
+        if (parent / CONFIG).is_file() and CheckpointStore.of(parent).begun:
+            raise StorageError(f"{folder}: is inside of the run {visible(parent)}; choose a folder beside it")
     others = _others(folder)
     if CONFIG not in others and others and recorded(folder) is None:
         raise StorageError(

@@ -30,6 +30,7 @@ from lm.engine.shapes import shapes_only
 from lm.errors import DivergenceError, require
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
+from lm.language.corpora.pieces import MAX_COPY
 from lm.measures import learnt
 from lm.steps import OnProgress, no_progress
 from lm.studies.copying_data import Corpus, Drawn
@@ -74,7 +75,7 @@ class CopyOptions:
                 f"--{option.replace('_', '-')} {value}: must be from {least} to {most}",
             )
         for length in self.lengths:
-            require(1 <= length <= MAX_SIZE, f"--lengths {length}: must be from 1 to {MAX_SIZE}")
+            require(1 <= length <= MAX_COPY, f"--lengths {length}: must be from 1 to {MAX_COPY:,}")
         for lr in self.lrs:
             require_positive("--lrs", lr)
         for seed in self.seeds:

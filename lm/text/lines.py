@@ -98,7 +98,8 @@ def read_lines(
     U+2028, U+0085, form feeds and lone CRs stay inside a line. A byte-order mark and the CR of a CRLF are
     removed. The stream must be at the beginning of line ``first``. Reading ends after ``size`` bytes, or with
     the file. Invalid UTF-8, NUL bytes and lines longer than 16 MiB are bad lines, reported with line and
-    column. Raises DataError if the whole file is UTF-16, UTF-32 or compressed, or has only CRs.
+    column. Raises DataError if the whole file is UTF-16, UTF-32 or compressed, or has lines that end with CR
+    alone.
     """
     number, text = first - 1, first > 1  # text: a line was good
     while size > 0 and (raw := _read_line(stream, name)):
@@ -108,7 +109,7 @@ def read_lines(
             for signature, message in _SIGNATURES.items():
                 if raw.startswith(signature):
                     raise DataError(f"{name}: {message}")
-            if not raw.endswith(b"\n") and raw[:-1].count(b"\r") > 1:
+            if len(raw) <= MAX_LINE and raw.endswith(b"\r") and raw.count(b"\r") > 1:
                 raise DataError(f"{name}: its lines end with CR alone; convert it with `tr '\\r' '\\n'`")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if len(raw) > MAX_LINE:

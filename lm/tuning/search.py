@@ -39,9 +39,9 @@ from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter
 from lm.engine.limits import require_end
 from lm.engine.loop import FitResult, Verdict
-from lm.errors import ConfigError, DivergenceError, MisfitError, StorageError
+from lm.errors import ConfigError, DivergenceError, MisfitError, StorageError, visible
 from lm.tuning.space import Space
-from lm.tuning.trials import LOCK, Outcome, Sampler, Status, Trial, Trials
+from lm.tuning.trials import JOURNAL, LOCK, Outcome, Sampler, Status, Trial, Trials
 
 SEARCH, BEST, RUNS = "search.json", "best.toml", "trials"
 FREE = ("source", "config.about", "config.extends")  # may differ between the commands of one search
@@ -109,6 +109,7 @@ class Search(Generic[C]):
         are inconsistent or do not fit the text, is recorded as failed. Other DataErrors and StorageError end
         the search.
         """
+        self._note_lost(notes)
         end = time.monotonic() + 60 * minutes if minutes else float("inf")
         while True:
             self.trials.publish(self._write_best)  # first, in case the last command was killed
@@ -120,6 +121,18 @@ class Search(Generic[C]):
                 self.trials.finish(trial, outcome)
             finally:
                 trial.release()
+
+    def _note_lost(self, notes: Reporter) -> None:
+        """Warn of runs whose trials the journal lacks, because it was damaged or cut."""
+        runs = self.folder / RUNS
+        with storage_errors(runs):
+            found = [int(name) for name in os.listdir(runs) if name.isdecimal()] if runs.is_dir() else []
+        known = len(self.trials.rows())  # read later: a trial is in the journal before it has a run
+        if lost := sum(number >= known for number in found):
+            path = visible(self.folder / JOURNAL)
+            notes(
+                Note(f"warning: {path}: has lost {lost} trials, whose runs are there; they are drawn again")
+            )
 
     def _work(
         self, trial: Trial, train: Train[C], report: Callable[[Path], Reporter], notes: Reporter
@@ -200,7 +213,12 @@ def read_search(folder: Path) -> dict[str, Any]:
     path = folder / SEARCH
     if not path.is_file():
         raise StorageError(f"{folder}: contains no search; omit --show, or name the --out of a search")
-    saved: Any = read_json(path)
+    try:
+        saved: Any = read_json(path)
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        saved = None
     whole = isinstance(saved, dict) and {"family", "config", "space", "sampler", "seed"} <= saved.keys()
     if not whole or not is_sealed(saved):
         raise StorageError(f"{path}: damaged or foreign; restore it, or choose another --out")

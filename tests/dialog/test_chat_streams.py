@@ -18,7 +18,7 @@ import pytest
 from prompt_toolkit.history import FileHistory
 
 from dialog.batches import Example
-from dialog.chat.ctrl_c import CTRL_C
+from dialog.chat.ctrl_c import CTRL_C, Press
 from dialog.chat.terminal import converse, history_file, prompt_session
 from dialog.chat.transcript import read_transcript
 from dialog.decoding.config import DecodeConfig
@@ -97,6 +97,19 @@ def test_ctrl_c_ends_a_reply_and_nothing_else() -> None:
         with CTRL_C.ends_reply():
             pass
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_signal_after_ctrl_c_ends_the_chat() -> None:
+    def both() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+
+    with EarlyStop(), CTRL_C.held():
+        with pytest.raises(KeyboardInterrupt) as raised, CTRL_C.ends_reply():
+            both()
+        assert not isinstance(raised.value, Press)
 
 
 def test_history_is_kept_outside_the_run_and_never_fatal(

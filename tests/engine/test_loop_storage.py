@@ -1,7 +1,7 @@
 """Training on a disk that fills, fails or damages: warnings, errors, and what is resumed."""
 
 import math
-import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from lm.disk.storage import remove_tree
 from lm.engine.journal import Journal
 from lm.engine.optim import trainable
 from lm.engine.state import Progress, load_model_tensors, model_tensors
 from lm.errors import DivergenceError, StorageError
+from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.metrics_log import MetricsLog
+from lm.runs.run import RunMovedError
 from tests.support.outcomes import outcome
 from tests.support.tiny_task import (
     Faults,
@@ -180,7 +183,9 @@ def test_records_without_a_checkpoint_are_told_of_before_they_go(folder: Path) -
         outcome(folder),
         "the log has records but there is no checkpoint: starting over with an empty log",
     )
-    shutil.rmtree(folder / "checkpoints")
+    for path in (folder / "checkpoints").iterdir():  # as a kill before the first one leaves it
+        remove_tree(path)
+    (folder / "timing.jsonl").unlink()
     notes = Notes()
     train(folder, {"max_steps": 9, "checkpoint_every": 3}, notes=notes)
     assert said in notes.lines
@@ -188,6 +193,32 @@ def test_records_without_a_checkpoint_are_told_of_before_they_go(folder: Path) -
     fresh = Notes()
     train(folder.with_name("fresh"), {"max_steps": 3}, notes=fresh)
     assert said not in fresh.lines
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_folder_that_is_moved_gets_nothing_more(folder: Path, replaced: bool, signalled: bool) -> None:
+    """A run in its old place is left alone, and the moved one resumes there to the same end."""
+    settings = {"max_steps": 9, "checkpoint_every": 3}
+    train(folder.with_name("whole"), settings)
+    moved = folder.with_name("moved")
+
+    def move(call: int) -> None:
+        if call == 5:
+            folder.rename(moved)
+            if replaced:
+                train(folder, {"max_steps": 1})
+            if signalled:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(RunMovedError, match="moved, removed or replaced while it trains"):
+        train(folder, settings, task=TinyTask(Faults(on_loss=move)))
+    assert folder.exists() == replaced
+    if replaced:
+        assert CheckpointStore.of(folder).committed() == [0, 1]
+        assert not check_run(folder).problems
+    train(moved, settings)
+    assert outcome(moved) == outcome(folder.with_name("whole"))
 
 
 def test_resuming_elsewhere_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,7 +347,7 @@ def test_what_is_bad_is_refused_before_anything_heavy_is_loaded(tmp_path: Path) 
         ("import", out, "--run", run): "exists",
         ("import", plain, "--run", "new"): f'model.trunk = "hf:{plain}"',
         ("import", str(tmp_path / "light"), "--run", "new"): "model.safetensors: missing",
-        ("import", str(tmp_path / "dialog"), "--run", "new"): "use the other command line",
+        ("import", str(tmp_path / "dialog"), "--run", "new"): "not of a model of `lm`; use `dialog`",
     }
     command = [sys.executable, "-c", CHEAP, json.dumps(list(said))]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -12,6 +12,7 @@ from lm.errors import ConfigError, DataError
 from lm.language.config import DataConfig
 from lm.language.corpora.corpus import load_codec, load_split
 from lm.language.corpora.prepare import PrepareOptions, prepare
+from lm.language.corpora.sources import ReadOptions
 from lm.text.vocabulary import EOS_WORD, UNK, Codec
 
 TRAIN = "the fen is wet\nthe bog is wet too\n\nmoss grows\n"
@@ -204,6 +205,13 @@ def test_a_damaged_codec_of_a_prepared_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "out/vocabulary.json").write_bytes(b"{}")
     with pytest.raises(DataError, match=r"vocabulary.json: .*run `lm prepare` again"):
         load_codec(data(tmp_path / "out"))
+
+
+def test_a_corpus_without_a_split_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TRAIN * 9)
+    prepare(str(tmp_path / "text.txt"), tmp_path / "out", PrepareOptions(ReadOptions(valid_fraction=0.0)))
+    with pytest.raises(DataError, match="out: prepared without a valid split; prepare it again with a valid"):
+        load_split(f"{tmp_path}/out/valid", load_codec(data(tmp_path / "out")))
 
 
 def test_a_corpus_of_conversations_is_named_as_such(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from lm.engine.events import no_report
 from lm.errors import ConfigError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
-from lm.runs.overview import run_row
 from tests.support.command_lines import Outcome
 from tests.support.damage import (
     Damage,
@@ -56,11 +55,14 @@ def test_lines_after_the_last_checkpoint_are_named(run: Path) -> None:
     assert result.notes == [f"{run / 'metrics.jsonl'}: 8 bytes since step 4, which resuming drops"]
 
 
-def test_a_run_without_its_checkpoints_is_not_trained_anew(run: Path) -> None:
-    """Else its log would be emptied; every look at it says the same."""
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_run_without_its_checkpoints_is_not_trained_anew(run: Path, emptied: bool) -> None:
+    """Else its log would be emptied; every command that opens it says the same."""
     log = (run / "metrics.jsonl").read_bytes()
     remove_tree(run / "checkpoints")
-    told = "checkpoints: missing, but metrics.jsonl records a training; restore it from a copy"
+    if emptied:
+        (run / "checkpoints").mkdir()
+    told = "checkpoints: no checkpoint of the training that was logged; restore it from a copy"
     for use in (
         lambda: train(settings(run.parent), run, no_report),
         lambda: check_run(run),
@@ -68,8 +70,20 @@ def test_a_run_without_its_checkpoints_is_not_trained_anew(run: Path) -> None:
     ):
         with pytest.raises(StorageError, match=told):
             use()
-    assert told in run_row(run)["state"]
     assert (run / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_reader_that_leaves_hides_no_problem(
+    run: Path, ending: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*parts: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("lm.console.commands.show", closed)
+    assert ending(dialog_main, "check", str(run))[0] == 0
+    (run / "vocabulary.json").write_bytes(b"{}")
+    code, _, err = ending(dialog_main, "check", str(run))
+    assert (code, "vocabulary.json: edited or damaged" in err) == (4, True)
 
 
 def test_an_empty_log_is_as_good_as_none(run: Path) -> None:
@@ -240,7 +254,7 @@ def test_a_kill_before_the_first_pointer_is_no_damage(tmp_path: Path) -> None:
     store.commit(0, {}, {"progress": {"best": [[1.0, 0]]}}, {})
     assert store.best() == [0], "best.json is written after the checkpoint and last.json"
     store.point("best", [7])
-    with pytest.raises(StorageError, match=r"best\.json: names step 7, and the newest checkpoint has step 0"):
+    with pytest.raises(StorageError, match=r"best\.json: names step 7, the newest checkpoint step 0, so"):
         store.best()
 
 
@@ -262,7 +276,7 @@ def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
         if wrong not in (newest, before):
             store.point("best", wrong)
             with pytest.raises(
-                StorageError, match=r"best\.json: (names|missing).*, and the newest checkpoint has step 4"
+                StorageError, match=r"best\.json: (missing|names .*, the newest checkpoint step \d)"
             ):
                 store.open("best")
             assert "best.json" in check_run(run).problems[0]

@@ -23,6 +23,7 @@ from lm.config.places import runs_in
 from lm.console.app import show_training
 from lm.console.curve import curve_lines
 from lm.disk.filelock import held
+from lm.disk.storage import remove_tree
 from lm.errors import DivergenceError
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.overview import learning_curve, run_row
@@ -60,6 +61,13 @@ def test_every_state_that_a_run_can_be_in(tmp_path: Path) -> None:
     assert [path.name for path in runs_in(tmp_path)] == ["nan", "new", "run"]
 
 
+def test_a_run_whose_checkpoints_were_removed_still_says_how_it_ended(tmp_path: Path) -> None:
+    train(tmp_path / "run", LIMITS)
+    remove_tree(tmp_path / "run" / "checkpoints")
+    row = run_row(tmp_path / "run")
+    assert (row["state"], row["step"]) == ("finished, without checkpoints", None)
+
+
 def validations_best(run: Path) -> int:
     return min(learning_curve(run), key=lambda point: point[1])[0]
 
@@ -78,7 +86,13 @@ def test_a_damaged_run_is_listed_as_such(tmp_path: Path, name: str, text: str) -
 
 def test_a_lost_config_is_mended_by_training(tmp_path: Path) -> None:
     train(tmp_path / "run", LIMITS)
-    (tmp_path / "run" / "config.json").unlink()
+    row = run_row(tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace('"seed": 1', '"seed": 2'))
+    edited = run_row(tmp_path / "run")
+    assert "edited or damaged since the training" in edited["state"]
+    assert edited | {"state": "", "changed": ""} == row | {"state": "", "changed": ""}
+    config.unlink()
     assert runs_in(tmp_path) == [tmp_path / "run"]
     assert state(tmp_path / "run").endswith("run the same training again, which mends it")
     train(tmp_path / "run", LIMITS)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from lm.config.load import Resolved
 from lm.disk.storage import sealed
-from lm.errors import ConfigError, Interrupted, StorageError
+from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
 from lm.runs.run import Run
 from lm.stop import NOTICE, StopFlag
 from tests.support import faults
@@ -113,6 +113,16 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
         open_run(tmp_path)
     assert "thesis.tex" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_inside_of_another_is_refused(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.checkpoints.commit(0, {}, {}, {})
+    for inner in ("run/inner", "run/checkpoints/x/y"):
+        with pytest.raises(StorageError, match=r"is inside of the run .*run; choose a folder beside it"):
+            open_run(tmp_path / inner)
+    assert not (tmp_path / "run/inner").exists()
+    open_run(tmp_path / "beside").close()
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "not json", '{"config": 3, "provenance": {}}', ""])
@@ -243,7 +253,7 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
 
-    def signalled(error: type[Exception] | None) -> None:
+    def signalled(error: Exception | None) -> None:
         with open_run(tmp_path) as run:
             run.stop.check()
             signal.raise_signal(signal.SIGUSR1)
@@ -253,8 +263,10 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted, match="SIGUSR1"):
         signalled(None)
-    with pytest.raises(KeyError):  # an error of the training itself comes first
-        signalled(KeyError)
+    with pytest.raises(Interrupted, match="the training had ended; the same command shows how"):
+        signalled(DivergenceError("diverged"))  # which ends a trial, and not its search
+    with pytest.raises(StorageError, match="disk"):  # which the user has to know
+        signalled(StorageError("disk"))
     assert [signal.getsignal(number) for number in numbers] == before
 
 

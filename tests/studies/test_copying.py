@@ -173,6 +173,7 @@ def test_a_rate_that_diverges_leaves_the_others(lrs: tuple[float, ...], tmp_path
         ({"lengths": ()}, "--lengths: name at least one"),
         ({"lengths": (3, 3)}, "--lengths: repeated value"),
         ({"lengths": (0,)}, "--lengths 0: must be from 1 to"),
+        ({"lengths": (100_001,)}, "--lengths 100001: must be from 1 to 100,000"),
         ({"cells": ("lstn",)}, "--cells 'lstn': unknown cell; choose from lstm, mogrifier"),
         ({"vocab": 1}, "--vocab 1: must be from 2 to 10000000"),
         ({"embedding_size": 0}, "--embedding-size 0: must be from 1 to 10000000"),
@@ -378,5 +379,7 @@ def test_a_damaged_corpus_is_refused(corpora: list[str], place: int) -> None:
 def test_impossible_sequences_are_refused() -> None:
     with pytest.raises(ConfigError, match="--length 0: must be from 1 to 100,000"):
         ReadOptions(length=0)
+    with pytest.raises(ConfigError, match="--length 100001: must be from 1 to 100,000"):
+        ReadOptions(length=100_001)
     with pytest.raises(ConfigError, match="--vocab 1: must be from 2 to"):
         ReadOptions(vocab=1)

@@ -104,6 +104,17 @@ def test_a_signal_after_the_last_validation_of_a_trial_ends_the_search(
     assert [row["state"] for row in search(place, planned, 3)] == ["finished"] * 3
 
 
+def test_a_journal_that_has_lost_its_end_is_told(folder: Path, undisturbed: Any) -> None:
+    place, planned, notes = folder / "search", plan(folder), list[str]()
+    assert search(place, planned, 3, notes.append) == undisturbed[0][:3]
+    assert not [line for line in notes if line.startswith("warning")]
+    (place / "journal.log").write_bytes(b"garbage")
+    search(place, planned, 3, notes.append)
+    told = f"warning: {place / 'journal.log'}: has lost 3 trials, whose runs are there"
+    assert [line for line in notes if line.startswith(told)]
+    assert runs_of(place, 3) == undisturbed[1][:3]
+
+
 def test_the_seed_and_the_sampler_decide_what_is_drawn(folder: Path, undisturbed: Any) -> None:
     values = [row["values"] for row in undisturbed[0]]
     other = search(folder / "other", plan(folder, seed=2), 2)

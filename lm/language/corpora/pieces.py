@@ -136,6 +136,9 @@ class RowsPiece:
                     yield TextLine(number, line, len(line) + 1, True)
 
 
+MAX_COPY = 100_000  # largest length of a sequence of the reverse copy task, and number of its symbols
+
+
 @dataclass(frozen=True, slots=True)
 class CopiesPiece:
     """Lines of the reverse copy task (Melis et al. 2020, §4.3): random tokens, ``|``, the same in reverse."""

@@ -15,6 +15,7 @@ from lm.config.named_data import SPLIT_NAMES, SPLITS
 from lm.config.places import wrong_kind
 from lm.errors import DataError, require
 from lm.language.corpora.pieces import (
+    MAX_COPY,
     CopiesPiece,
     FilePiece,
     Piece,
@@ -36,7 +37,6 @@ _RECORDS = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow)(?:\.(?:gz|zip|
 _HEADING = re.compile(r" ?(?:= )+.+(?: =)+ ?")  # of an article or a section in WikiText
 BYTES = ("enwik8", "text8")  # formats that are one file, read as bytes
 _BYTE_SHARES = (0.9, 0.95)
-_MOST = 100_000  # symbols of a sequence of the reverse copy task, a line of text, and of its vocabulary
 _COPIES = (500_000, 10_000, 10_000)  # lines of each split (Melis et al. 2020, §4.3)
 _WIKIPEDIAS = ("cs", "de", "en", "es", "fi", "fr", "ru")  # languages of the format mwc
 _NAMED = 3  # files that a message names
@@ -65,8 +65,8 @@ class ReadOptions:
         known = ", ".join(get_args(Format))
         require(self.format in get_args(Format), f"--format {self.format}: must be one of {known}")
         require_fractions(self.valid_fraction, self.test_fraction)
-        require(1 <= self.length <= _MOST, f"--length {self.length}: must be from 1 to {_MOST:,}")
-        require(2 <= self.vocab <= _MOST, f"--vocab {self.vocab}: must be from 2 to {_MOST:,}")
+        require(1 <= self.length <= MAX_COPY, f"--length {self.length}: must be from 1 to {MAX_COPY:,}")
+        require(2 <= self.vocab <= MAX_COPY, f"--vocab {self.vocab}: must be from 2 to {MAX_COPY:,}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,4 +176,32 @@ MUTANTS = (
         "    return torch.cat(group.gather_rows(group.every(lambda: work(own)))[::-1])\n",
         "parallel/test_slices.py::test_slices_are_joined_in_order",
     ),
+    Mutant(
+        "refusal of a run that lost its checkpoints",
+        "lm/runs/run.py",
+        "    require_checkpoints(path.parent)\n",
+        "",
+        "runs/test_integrity.py::test_a_run_without_its_checkpoints_is_not_trained_anew",
+    ),
+    Mutant(
+        "comparison of the texts before the config is saved",
+        "lm/engine/session.py",
+        "    _require_unchanged(config, group.share(lambda: changed_inputs(folder, hashes)))\n",
+        "",
+        "language/test_train.py::test_changed_text_is_noticed_when_a_run_is_resumed",
+    ),
+    Mutant(
+        "signal after the last update",
+        "lm/runs/run.py",
+        '            self.stop.check("the training had ended; the same command shows how")\n',
+        "            pass\n",
+        "tuning/test_tuning.py::test_a_signal_after_the_last_validation_of_a_trial_ends_the_search",
+    ),
+    Mutant(
+        "refusal to save into a folder that was moved or replaced",
+        SAVING,
+        "        self._run.require_place()\n",
+        "",
+        "engine/test_loop_storage.py::test_a_folder_that_is_moved_gets_nothing_more",
+    ),
 )
