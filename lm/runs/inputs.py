@@ -42,7 +42,7 @@ from lm.runs.commit import FileRecord, Sha256
 from lm.text.prepared_folder import recorded_hashes
 from lm.text.vocabulary import RESTORE, Codec
 
-CONFIG, DATA, LOG, TIMING = "config.json", "data.json", "metrics.jsonl", "timing.jsonl"
+CONFIG, DATA, LOG, TIMING_LOG = "config.json", "data.json", "metrics.jsonl", "timing.jsonl"
 TRUNK: Final = "trunk.json"  # of a pretrained trunk: the config.json of its folder
 CODEC_HASH = "codec_sha256"
 PREPARED_HASH = "prepared_sha256"  # of the files of a prepared training split; not compared on resume
@@ -120,7 +120,7 @@ def require_checkpoints(run: Path) -> None:
 
 def ending(run: Path) -> str:
     """End of the last sitting, from the last line of timing.jsonl; "" if the sitting was killed."""
-    path = run / TIMING
+    path = run / TIMING_LOG
     lines = read_file(path, limit=LOG_LIMIT).splitlines() if path.is_file() else []
     try:
         return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""

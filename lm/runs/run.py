@@ -41,7 +41,7 @@ from lm.runs.inputs import (
     CONFIG_LIMIT,
     FILES,
     LOG,
-    TIMING,
+    TIMING_LOG,
     changed_config,
     file_hashes,
     recorded,
@@ -77,7 +77,7 @@ class Run:
         self.checkpoints = CheckpointStore.of(folder)
         self.checkpoints.clean()
         self.metrics = MetricsLog(folder / LOG)
-        self.timing = MetricsLog(folder / TIMING)
+        self.timing = MetricsLog(folder / TIMING_LOG)
         make_folder(folder / CHECKPOINTS)  # before the first line of the logs, whose names this syncs
 
     @classmethod

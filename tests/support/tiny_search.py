@@ -11,6 +11,7 @@ from dialog.config import DialogConfig
 from lm.config.load import Resolved, load_config
 from lm.engine.events import Event, Note, Reporter, no_report
 from lm.engine.loop import FitResult, Verdict, fit
+from lm.runs.checkpoint import CheckpointStore
 from lm.runs.run import Run
 from lm.tuning.search import Search, SearchPlan
 from lm.tuning.space import load_space
@@ -25,6 +26,7 @@ SPACE = """
 """
 CONFIG = "[train]\nmax_steps = 4\nvalidate_every = 2\ncheckpoint_every = 1\nbatch_size = 3\n"
 
+N = 12  # trials: more than the ten random ones that TPE begins with
 LOSSES = 0  # calls of the loss in this process
 
 
@@ -98,3 +100,12 @@ def forked(
         sys.stderr.write(f"{error}\n")
     finally:
         os._exit(code)
+
+
+def runs_of(folder: Path, count: int) -> list[tuple[str, bytes]]:
+    """State and log of the runs of a search."""
+    runs = [folder / "trials" / str(number) for number in range(count)]
+    return [
+        (CheckpointStore(run / "checkpoints").open("last").state_sha256, (run / "metrics.jsonl").read_bytes())
+        for run in runs
+    ]

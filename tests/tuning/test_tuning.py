@@ -5,14 +5,12 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.tiny_search import SPACE, forked, plan, search, train
-from tests.support.tiny_task import run_folder
+from tests.support.tiny_search import SPACE, N, forked, plan, runs_of, search, train
 
 pytest.importorskip("optuna")
 
@@ -21,39 +19,11 @@ from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
 from lm.disk.storage import read_json, sealed, write_json
 from lm.engine.events import no_report
-from lm.engine.journal import Journal
 from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMemory, StorageError
-from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
 from lm.tuning.trials import Outcome, Trials
 from lm.tuning.workers import SearchJob, _failure, work_together
-
-N = 12  # more than the ten random ones that TPE begins with
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with run_folder() as path:
-        path.mkdir()
-        yield path
-
-
-@pytest.fixture(scope="module")
-def undisturbed() -> Iterator[tuple[list[dict[str, Any]], list[tuple[str, bytes]]]]:
-    """A search that nothing disturbed: its trials, and what their runs hold."""
-    with run_folder() as path:
-        path.mkdir()
-        rows = search(path / "search", plan(path), N)
-        yield rows, runs_of(path / "search", N)
-
-
-def runs_of(folder: Path, count: int) -> list[tuple[str, bytes]]:
-    runs = [folder / "trials" / str(number) for number in range(count)]
-    return [
-        (CheckpointStore(run / "checkpoints").open("last").state_sha256, (run / "metrics.jsonl").read_bytes())
-        for run in runs
-    ]
 
 
 def test_trials_are_drawn_from_the_space(undisturbed: Any) -> None:
@@ -78,41 +48,6 @@ def test_a_search_that_goes_on_equals_one_that_never_stopped(folder: Path, undis
     assert forked(place, planned, 4)() == 0
     assert forked(place, planned, N, strike=(signal.SIGKILL, 9))() == -signal.SIGKILL
     assert (search(place, planned, N), runs_of(place, N)) == undisturbed
-
-
-def test_a_kill_between_the_end_of_a_training_and_its_record_loses_nothing(
-    folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, planned = folder / "search", plan(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trials, "finish", lambda *ignored: (_ for _ in ()).throw(KeyError))
-        with pytest.raises(KeyError):
-            search(place, planned, N)
-    assert search(place, planned, 3) == undisturbed[0][:3]
-    assert runs_of(place, 3) == undisturbed[1][:3]
-
-
-def test_a_signal_after_the_last_validation_of_a_trial_ends_the_search(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, planned = folder / "search", plan(folder, prune=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "ended", lambda *ignored: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Interrupted):
-            search(place, planned, 3)
-    assert [row["state"] for row in Trials(place, planned.space, "tpe", 1).rows()] == ["running"]
-    assert [row["state"] for row in search(place, planned, 3)] == ["finished"] * 3
-
-
-def test_a_journal_that_has_lost_its_end_is_told(folder: Path, undisturbed: Any) -> None:
-    place, planned, notes = folder / "search", plan(folder), list[str]()
-    assert search(place, planned, 3, notes.append) == undisturbed[0][:3]
-    assert not [line for line in notes if line.startswith("warning")]
-    (place / "journal.log").write_bytes(b"garbage")
-    search(place, planned, 3, notes.append)
-    told = f"warning: {place / 'journal.log'}: has lost 3 trials, whose runs are there"
-    assert [line for line in notes if line.startswith(told)]
-    assert runs_of(place, 3) == undisturbed[1][:3]
 
 
 def test_the_seed_and_the_sampler_decide_what_is_drawn(folder: Path, undisturbed: Any) -> None:

@@ -195,7 +195,7 @@ MUTANTS = (
         "lm/runs/run.py",
         '            self.stop.check("the training had ended; the same command shows how")\n',
         "            pass\n",
-        "tuning/test_tuning.py::test_a_signal_after_the_last_validation_of_a_trial_ends_the_search",
+        "tuning/test_lost.py::test_a_signal_after_the_last_validation_of_a_trial_ends_the_search",
     ),
     Mutant(
         "refusal to save into a folder that was moved or replaced",
