@@ -142,6 +142,11 @@ TRIALS = {  # files by heading of a training of seed 1, by table
         "rate .004": "ptb_small_lr4",
         "dropout .1": "ptb_small_dropout1",
     },
+    "switchboard_trials": {
+        "rate .003": "switchboard_trials",
+        "rate .006": "switchboard_trials_lr6",
+        "rate .012": "switchboard_trials_lr12",
+    },
     "switchboard_trials, full": {
         "rate .003, dropout .2": "switchboard_bleu",
         "rate .006": "switchboard_bleu_lr6",
@@ -189,6 +194,7 @@ def page_tables(folder: Path) -> dict[str, str]:
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
     of_trials = {name: trials(folder, files) for name, files in TRIALS.items()}
+    of_trials["ptb_trials, seeds"] = trial_seeds(folder, TRIALS["ptb_trials"])
     return tables | of_trials | {"ptb_small, leads": leads(folder)} | study_tables(folder)
 
 
@@ -251,6 +257,19 @@ def trials(folder: Path, files: Mapping[str, str]) -> str:
         if sum(map(bool, scores)) > 1
     ]
     return markdown(["head", *files, "nats, best against best"], rows)
+
+
+def trial_seeds(folder: Path, files: Mapping[str, str]) -> str:
+    """Validation perplexities by head and setting, of heads that have several seeds, in their order."""
+    found = []
+    for file in files.values():
+        own = defaultdict[str, list[float]](list)
+        for entry in sorted(entries_of(folder, file), key=lambda one: one["seeds"]):
+            own[entry["label"]].append(entry["numbers"]["valid_perplexity"])
+        found.append(own)
+    labels = [label for label in found[0] if any(len(own[label]) > 1 for own in found)]
+    cells = [[", ".join(f"{value:.1f}" for value in own[label]) for own in found] for label in labels]
+    return markdown(["head", *files], [[label, *row] for label, row in zip(labels, cells, strict=True)])
 
 
 def setting_cell(perplexities: tuple[float, ...], *, bold: bool) -> str:

@@ -262,8 +262,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             for factor, rate in (("1", "004"), ("1", "008"), ("1", "016"), ("4", "008"), ("4", "016"))
         ),
     ),
-    "switchboard_trials": (
-        "switchboard_trials",
+    "switchboard_trials_early": (
+        "switchboard_trials_early",
         "`optim.lr`",
         (
             ("softmax", "softmax", fixed(2)),
