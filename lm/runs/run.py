@@ -103,11 +103,11 @@ class Run:
             raise
 
     def require_place(self) -> None:
-        """Raise RunMovedError if the folder was moved, removed or replaced since it was locked."""
+        """Raise RunMovedError if the folder or its lock was moved, removed or replaced meanwhile."""
         if not self._lock.in_place:
             raise RunMovedError(
-                f"{visible(self.folder)}: moved, removed or replaced while it trains, so that nothing more is"
-                " saved; resume from its last checkpoint where it is now, with --run"
+                f"{visible(self.folder)}: the folder or its lock was moved, removed or replaced during the"
+                " training, and nothing more is saved; resume it with --run where the folder is now"
             )
 
     def record(self) -> dict[str, JSON]:

@@ -211,7 +211,7 @@ def test_a_folder_that_is_moved_gets_nothing_more(folder: Path, replaced: bool, 
             if signalled:
                 signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(RunMovedError, match="moved, removed or replaced while it trains"):
+    with pytest.raises(RunMovedError, match="moved, removed or replaced during the training"):
         train(folder, settings, task=TinyTask(Faults(on_loss=move)))
     assert folder.exists() == replaced
     if replaced:
