@@ -49,6 +49,10 @@ class StorageError(HighrankError):
     exit_code = 4
 
 
+class RunMovedError(StorageError):
+    """The folder of a run is no longer where its training began, and must not be written."""
+
+
 class DivergenceError(HighrankError):
     """Training kept producing non-finite numbers, even from the last good checkpoint."""
 

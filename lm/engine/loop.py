@@ -25,10 +25,10 @@ from lm.engine.sharded import ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, Guard, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
-from lm.errors import DataError, DivergenceError, Interrupted, StorageError
+from lm.errors import DataError, DivergenceError, Interrupted, RunMovedError, StorageError
 from lm.measures import guessing_note, learnt, perplexity
 from lm.parallel.group import ALONE, Group
-from lm.runs.run import Run, RunMovedError
+from lm.runs.run import Run
 
 BatchT = TypeVar("BatchT")
 Verdict = Callable[[int, float], str]

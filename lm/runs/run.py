@@ -33,7 +33,7 @@ from lm.disk.storage import (
     require_space,
     storage_errors,
 )
-from lm.errors import ConfigError, DivergenceError, StorageError, visible
+from lm.errors import ConfigError, DivergenceError, RunMovedError, StorageError, visible
 from lm.launched import several
 from lm.runs.checkpoint import CHECKPOINTS, CheckpointStore
 from lm.runs.inputs import (
@@ -55,10 +55,6 @@ from lm.stop import NOTICE, StopFlag
 LOCK = "lock"
 MOMENT = 0.5  # seconds to wait for another process that only inspects the lock, such as `runs`
 CORPUS = "corpus"  # prepared corpus of the training, made before the run
-
-
-class RunMovedError(StorageError):
-    """The folder of a run is no longer where its training began."""
 
 
 class Run:

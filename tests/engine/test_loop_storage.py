@@ -15,11 +15,10 @@ from lm.disk.storage import remove_tree
 from lm.engine.journal import Journal
 from lm.engine.optim import trainable
 from lm.engine.state import Progress, load_model_tensors, model_tensors
-from lm.errors import DivergenceError, StorageError
+from lm.errors import DivergenceError, RunMovedError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.metrics_log import MetricsLog
-from lm.runs.run import RunMovedError
 from tests.support.outcomes import outcome
 from tests.support.tiny_task import (
     Faults,

@@ -77,6 +77,19 @@ def test_lm_never_imports_dialog() -> None:
     assert not {(name, target) for name, target in found if target.split(".")[0] == "dialog"}
 
 
+def test_errors_for_the_user_are_in_one_module() -> None:
+    """Processes of a group raise each other's errors by their names there."""
+    classes = {
+        (name, node.name): {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    own = {name for module, name in classes if module == "lm.errors"}
+    assert {"HighrankError", "StorageError", "RunMovedError"} <= own
+    assert not {place for place, bases in classes.items() if bases & own and place[0] != "lm.errors"}
+
+
 def test_what_tests_share_is_in_their_support() -> None:
     """A test file that others import is collected and changed for two reasons."""
     files = sorted((ROOT / "tests").rglob("*.py"))
