@@ -194,8 +194,7 @@ def require_program(run: Path, program: str) -> None:
 
 
 def require_unchanged(run: Path) -> None:
-    """Raise StorageError if config, codec or data record of a run changed, or its checkpoints are lost."""
-    require_checkpoints(run)
+    """Raise StorageError if config, codec or data record of a run changed since its training."""
     if record := recorded(run):
         for problem in (changed_config(run, record), *changed_files(run, record)):
             if problem:
@@ -209,7 +208,8 @@ def config_of(run: Path, schema: type[C]) -> Resolved[C]:
 
 
 def opened_run(run: Path, schema: type[C]) -> tuple[C, Codec]:
-    """Config and codec of a run; raises StorageError like :func:`config_of`."""
+    """Config and codec of a run; raises StorageError like :func:`config_of`, and for lost checkpoints."""
+    require_checkpoints(run)
     return config_of(run, schema).config, codec_of(run)
 
 

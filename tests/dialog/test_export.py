@@ -239,4 +239,4 @@ def test_the_commands_write_a_folder_and_a_run(
     assert results[0] == results[1]
     code, _, told = ending(lm_main, "import", str(out), "--run", str(tmp_path / "other"))
     assert (code, told.count("\n")) == (4, 1)
-    assert "use the other command line" in told
+    assert "use `dialog`" in told

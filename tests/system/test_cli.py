@@ -174,7 +174,7 @@ def test_a_message_is_one_printable_line(text: str) -> None:
         (["chat", "none"], 4, "none: no such run; check the path\n"),
         (["check", "none"], 4, "none: no such run; check the path\n"),
         (["runs", "none"], 4, "none: no such run; check the path\n"),
-        (["runs"], 4, "runs: holds no run yet; `dialog train CONFIG` makes one there\n"),
+        (["runs"], 4, "runs: no such folder here; `dialog train CONFIG` makes a run there\n"),
         *(
             ([command, "smalltalk_mos"], 4, "smalltalk_mos: a preset, not a run; `dialog train smalltalk_mos")
             for command in ("evaluate", "chat", "check", "compare", "runs")
