@@ -104,16 +104,14 @@ def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[
     if not isinstance(section, Section):
         return
     for decider in section.unread_with(name):
-        if f"{table}.{decider}" not in open_keys:
-            value = _as_typed(getattr(section, decider))
+        if (full := f"{table}.{decider}") not in open_keys:
             raise ConfigError(
-                f"{where}{key}: has no effect with {table}.{decider} = {value}; leave it out, or choose"
+                f"{where}{key}: has no effect with {_values_text(config, [full])}; leave it out, or choose"
                 f" {section.readers[decider][name].name}"
             )
     deciders = config.unread().get(key, ()) if isinstance(config, Section) else ()
     if deciders and not set(deciders) & set(open_keys):
-        values = _values_text(config, deciders)
-        raise ConfigError(f"{where}{key}: has no effect with {values}; leave it out")
+        raise ConfigError(f"{where}{key}: has no effect with {_values_text(config, deciders)}; leave it out")
 
 
 def _values_text(config: BaseModel, keys: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ def find_config(source: str, family: str) -> Path | Preset:
     path = Path(source)
     if preset := preset_of_path(path, family):
         return preset
-    _, other = _programs(family)
+    _, other = programs(family)
     if path.stem in preset_names(other) and not os.path.exists(path):
         raise ConfigError(f"{source}: a preset of `{other}`, not of `{family}`; use `{other}`")
     if os.path.isdir(path):
@@ -128,10 +128,10 @@ def wrong_kind(path: Path, family: str, wanted: str) -> str:
 
 def program_of_preset(name: str, first: str = "") -> str:
     """The program that has a preset of this name, ``first`` if both have. Empty if there is none."""
-    return next((one for one in _programs(first) if name in preset_names(one)), "")
+    return next((one for one in programs(first) if name in preset_names(one)), "")
 
 
-def _programs(first: str) -> tuple[str, str]:
+def programs(first: str) -> tuple[str, str]:
     """Both command lines, the user's own first."""
     return ("lm", "dialog") if first == "lm" else ("dialog", "lm")
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -135,13 +134,15 @@ def add_check(app: typer.Typer, family: str) -> None:
             raise not_a_run(run, family)
         result = check_run(run)
         write_result(json_file, result)
-        problem = StorageError(result.problems[0]) if result.problems else None
-        with suppress(*((BrokenPipeError,) if problem else ())):  # a reader that left hides no problem
+        try:
             show(
                 Table(f"Checkpoints of {run}", [vars(commit) for commit in result.commits]),
                 f"state_sha256 {result.state_sha256 or '–'}",
                 *(f"note: {note}" for note in result.notes),
-                *(f"problem: {other}" for other in result.problems[1:]),
+                *(f"problem: {problem}" for problem in result.problems[1:]),
             )
-        if problem:
-            raise problem
+        except BrokenPipeError:
+            if not result.problems:  # which a reader that left must not hide
+                raise
+        if result.problems:
+            raise StorageError(result.problems[0])

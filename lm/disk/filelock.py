@@ -27,7 +27,7 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode: tuple[int, int] | None = None  # of the file, once it was locked
+        self._locked: os.stat_result | None = None  # status of the file when it was locked
         self._lock = filelock.FileLock(
             path, poll_interval=POLL, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
         )
@@ -42,14 +42,14 @@ class FileLock:
                 if not os.path.lexists(self._path):  # cannot be created, which the library hides
                     require_creatable(self._path.parent)
                 return False
-            self._inode = _inode(self._path)
+            self._locked = os.stat(self._path)
         return True
 
     @property
     def in_place(self) -> bool:
         """False once the locked file, or a folder above it, was moved, removed or replaced."""
         with suppress(OSError):
-            return _inode(self._path) == self._inode
+            return self._locked is not None and os.path.samestat(os.stat(self._path), self._locked)
         return False
 
     def sign(self, holder: bytes) -> None:
@@ -71,12 +71,6 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    """Device and inode of a file."""
-    stat = os.stat(path)
-    return stat.st_dev, stat.st_ino
 
 
 def cannot_lock(error: BaseException) -> bool:

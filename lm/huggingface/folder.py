@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm.config.places import runs_in, wrong_kind
+from lm.config.places import programs, runs_in, wrong_kind
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.storage import (
     canonical_json,
@@ -178,7 +178,7 @@ def require_export(folder: Path, command: str) -> None:
     config = parse_json(read_file(path, limit=_LIMIT), path)
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (f"highrank_{command}", f"highrank_{command}_stream"):
-        other = {"lm": "dialog", "dialog": "lm"}[command]
+        _, other = programs(command)
         raise StorageError(f"{path}: not of a model of `{command}`; use `{other}`")
 
 

@@ -34,6 +34,7 @@ from lm.runs.run import CORPUS
 from lm.text.prepared_folder import damaged_outputs
 
 _IMPORTED, _UNREADABLE = "imported", "no checkpoint can be read"
+_ANEW = "training goes on without it, and the log begins anew"
 _UNKNOWN = "so nothing is known to compare its files and its log with"
 
 
@@ -134,11 +135,11 @@ def changed_log(run: Path) -> str:
 
 def _changed_log(path: Path, log: FileRecord) -> str:
     name = visible(path)
-    lost = "" if os.path.lexists(path) else "missing"
+    if not os.path.lexists(path):
+        return f"{name}: missing; {_ANEW}"
     try:
-        lost = lost or ("empty" if log.size and not path.lstat().st_size else "")
-        if lost:
-            return f"{name}: {lost}; training goes on without it, and the log begins anew"
+        if log.size and not path.lstat().st_size:
+            return f"{name}: empty; {_ANEW}"
         if sha256_file(path, follow=False, size=log.size) == log.sha256:
             return ""
     except StorageError as error:

@@ -104,10 +104,10 @@ def lost_checkpoints(run: Path) -> str:
     A training makes the folder before the first line of its log, and has a checkpoint when it finishes.
     """
     store, log = CheckpointStore.of(run), run / LOG
+    if store.begun:  # first, because that reads no log
+        return ""
     logged = os.path.isfile(log) and os.path.getsize(log) > 0
     if (not logged or os.path.lexists(store.folder)) and ending(run) != "finished":
-        return ""
-    if store.begun:
         return ""
     return f"{visible(store.folder)}: no checkpoint of the training that was logged; restore it from a copy"
 

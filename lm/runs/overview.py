@@ -40,8 +40,11 @@ def run_row(run: Path) -> dict[str, Any]:
     }
     try:
         changed, config = _changed(run), dict[str, Any]()
-        with suppress(*((StorageError,) if changed else ())):
+        try:
             row["family"], config = _config(run)
+        except StorageError:
+            if not changed:
+                raise
         progress = _progress(run)
         row["step"] = progress.get("step") if progress else None
         if progress and progress.get("best"):
