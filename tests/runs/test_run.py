@@ -255,6 +255,7 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
 
     def signalled(error: Exception | None) -> None:
         with open_run(tmp_path) as run:
+            assert not run.stop
             run.stop.check()
             signal.raise_signal(signal.SIGUSR1)
             assert run.stop

@@ -16,9 +16,7 @@ from lm.engine.state import model_tensors
 from lm.heads.config import HeadConfig
 from lm.language.config import DataConfig, LmConfig, ModelConfig, WindowConfig
 from lm.language.model import LanguageModel
-from lm.language.refinements import (
-    mean_of_passes,
-)
+from lm.language.refinements import mean_of_passes
 from lm.language.scoring import token_nll
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
