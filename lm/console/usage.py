@@ -2,12 +2,14 @@
 
 import os
 import re
+import shlex
 from typing import Any
 
 from lm.config.mistakes import WORDING
 from lm.config.named_data import SPLITS
 from lm.config.settings import named_keys, require_distinct
 from lm.config.suggest import did_you_mean
+from lm.ending import given_command
 from lm.errors import ConfigError
 
 _WORDING = {  # of the library's messages, and ours
@@ -51,14 +53,14 @@ def _examples(context: Any) -> str:
 
 
 def _message(error: Any, context: Any) -> str:
-    if context and (unknown := getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""):
+    if context and (unknown := _unknown(error)):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
         hint = (
             f"; for the file, write ./{unknown}" if os.path.lexists(unknown) else _instead(unknown, options)
         )
         return f"{unknown}: no such option{hint}"
-    if context and (unknown := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
-        return f"{unknown[1]}: no such command{did_you_mean(unknown[1], context.command.commands)}"
+    if context and (command := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
+        return f"{command[1]}: no such command{did_you_mean(command[1], context.command.commands)}"
     parameter = getattr(error, "param", None)
     name = _name(parameter) if parameter else ""
     if type(error).__name__ == "MissingParameter":
@@ -72,6 +74,14 @@ def _message(error: Any, context: Any) -> str:
         return f"too many arguments: {extra[1]}{_examples(context)}"
     text = f"{message.rstrip('.')}{_given(error)}"
     return f"{name}: {text}" if name else text
+
+
+def _unknown(error: Any) -> str:
+    """The word of the command line that is no option, or empty if the error is another one."""
+    name = str(error.option_name) if hasattr(error, "possibilities") else ""
+    if re.fullmatch("-[^-]", name):  # typer reads -abc as -a -b -c
+        return next((word for word in shlex.split(given_command()) if word.startswith(name)), name)
+    return name
 
 
 def _instead(unknown: str, options: list[str]) -> str:

@@ -4,7 +4,7 @@ Finished results are stored in a file of the run. The next setting depends only 
 interrupted search continues as if uninterrupted.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,14 +126,16 @@ class Draws:
 SettingSearch = Grid | Draws
 
 
-def require_free(search: SettingSearch, changed: Collection[str]) -> None:
-    """Raise ConfigError if a search would override explicit options."""
+def require_free(search: SettingSearch, changed: Mapping[str, object]) -> None:
+    """Raise ConfigError if a search would override or ignore explicit options."""
     if overridden := [name for name in search.chooses if name in changed]:
         names = " ".join(f"--{name}" for name in overridden)
         raise ConfigError(
             f"{names}: {search.option} sets {' and '.join(search.chooses)} itself;"
             f" leave out {names} or {search.option}"
         )
+    if changed.get("scaling") == "original" and "eps" in search.chooses:  # it converts given numbers only
+        raise ConfigError(f"--scaling original: has no effect with {search.option}; leave it out")
 
 
 def choose(

@@ -1,6 +1,7 @@
 """Mistakes at the ``lm`` command line: exit codes, and one line with the remedy."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_a_run_that_is_named_twice_counts_once_with_a_note(lm: Lm, inside: Path)
         ("evaluate runs/tiny --json no/e.json", 4, "no/e.json: its folder does not exist; create it"),
         ("analyze rank runs/tiny --json no/r.json", 4, "no/r.json: its folder does not exist; create it"),
         ("analyze rank runs/tiny --tokens 5", 2, "--tokens: no such option; see `lm analyze rank --help`\n"),
+        ("check -none", 2, "-none: no such option; see `lm check --help`\n"),
+        ("generate -top-k 1", 2, "-top-k: no such option; did you mean --top-k?; see"),
         ("train ptb_mos --data p", 2, "--data: no such option; name the texts with --set data.train=… --set"),
         ("tune ptb_mos --run x", 2, "--run: no such option; did you mean --out?; see `lm tune --help`\n"),
         ("train ptb_mos --out x", 2, "--out: no such option; did you mean --run?; see `lm train --help`\n"),
@@ -118,6 +121,16 @@ def test_an_imported_run_resumes_no_training_but_begins_one(lm: Lm, inside: Path
     )
     assert files_below(Path(run)) == before
     assert lm("train", "tiny.toml", *remedy.replace("NEW", new).split())[0] == 0
+
+
+@pytest.mark.parametrize("name", ["-t.toml", "--t.toml"])
+def test_a_file_that_looks_like_an_option_has_a_remedy(lm: Lm, inside: Path, name: str) -> None:
+    shutil.copy("tiny.toml", name)
+    code, _, said = lm("describe", name)
+    assert (code, said) == (
+        2, f"{name}: no such option; for the file, write ./{name}; see `lm describe --help`\n"
+    )  # fmt: skip
+    assert lm("describe", f"./{name}")[0] == 0
 
 
 def test_a_mistake_is_told_before_torch_is_loaded(inside: Path) -> None:

@@ -183,12 +183,12 @@ def test_grids_are_kept_apart_and_override_nothing_asked_for(
         assert result.setting.scaling == "normalised"
     kept = {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()}
     assert len(kept) == 4
-    for changed in (["lr"], {"decay": 0.1, "eps": 1e-3}):
+    for changed in ({"lr": 0.1}, {"decay": 0.1, "eps": 1e-3}):
         with pytest.raises(ConfigError, match=f"--{next(iter(changed))}: --grid") as error:
             require_free(Grid(), changed)
         assert "\n" not in str(error.value)
     assert {path: path.stat().st_mtime_ns for path in (run / "evaluation").iterdir()} == kept
-    require_free(Grid(), ["eps", "scaling", "window"])
+    require_free(Grid(), {"eps": 1e-3, "scaling": "original", "window": 3})
     named = dynamic(run, setting=DYNAMIC_SETTINGS["paper-awd"])
     assert named.name == "test.dynamic.paper-awd"
 
@@ -293,7 +293,10 @@ def test_what_saves_time_in_training_is_not_in_evaluation(tmp_path: Path) -> Non
 
 def test_what_a_search_chooses_cannot_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="--lr --eps: --trials sets lr and decay and eps itself"):
-        require_free(Draws(2), ["lr", "window", "eps"])
+        require_free(Draws(2), {"lr": 0.1, "window": 3, "eps": 1e-3})
+    require_free(Draws(2), {"scaling": "elements", "window": 3})
+    with pytest.raises(ConfigError, match="--scaling original: has no effect with --trials; leave it out"):
+        require_free(Draws(2), {"scaling": "original"})
     with pytest.raises(ConfigError, match="--trials 0: must be at least 1"):
         Draws(0)
     steep = {"lr": (1e30, 1e31), "decay": (1e-3, 1e-2), "eps": (1e-8, 1e-7)}
