@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,6 +27,12 @@ class Trees(dict[str, ast.Module]):
 
 
 TREES = Trees()
+
+
+@cache
+def nodes(name: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module; a walk takes longer than what tests do with them."""
+    return tuple(ast.walk(TREES[name]))
 
 
 def dotted(node: ast.expr) -> str:

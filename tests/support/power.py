@@ -14,11 +14,28 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NAMES = ("rename", "replace", "unlink", "remove", "mkdir", "rmdir")
+
+
+_recorders: list["Recorder"] = []  # the installed ones
+
+
+@cache
+def _watch() -> None:
+    """Hook into every event of the process, once: a hook cannot be taken away again, and costs time."""
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        path, _, flags = arguments
+        for recorder in _recorders:
+            recorder.opened(path, flags)
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class Recorder:
         self.changes: list[Change] = []
         self._files: dict[int, str] = {}
         self._foreign: set[str] = set()  # written past os since they were last synced
-        self._opening = self._active = False
+        self._opening = False
         self._real: dict[str, Any] = {}
 
     def inside(self, path: object) -> str:
@@ -60,12 +77,12 @@ class Recorder:
         for name in (*NAMES, "open", "write", "fsync", "ftruncate", "truncate"):
             self._real[name] = getattr(os, name)
             setattr(os, name, getattr(self, f"_{name}", None) or self._named(name))
-        self._active = True
-        sys.addaudithook(self._audit)  # which cannot be taken away again
+        _recorders.append(self)
+        _watch()
 
     def remove(self) -> None:
         """Give ``os`` its functions back."""
-        self._active = False
+        _recorders.remove(self)
         for name, function in self._real.items():
             setattr(os, name, function)
 
@@ -114,11 +131,9 @@ class Recorder:
                 self._note("cut", place)
         return fd
 
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not self._active or self._opening:
-            return
-        path, _, flags = arguments
-        if path is None or isinstance(path, int) or not flags & WRITING:
+    def opened(self, path: object, flags: int) -> None:
+        """A file is being opened, past ``os`` unless that is noted already."""
+        if self._opening or path is None or isinstance(path, int) or not flags & WRITING:
             return
         if place := self.inside(path):
             self._foreign.add(place)

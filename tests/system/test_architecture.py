@@ -4,14 +4,14 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.support.modules import MODULES, PACKAGES, ROOT, TREES, dotted
+from tests.support.modules import MODULES, PACKAGES, ROOT, TREES, dotted, nodes
 
 # What belongs to language models alone; everything else in lm is the core that dialog may use.
 LM_ONLY = {
@@ -36,7 +36,7 @@ MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 10
 def imports(name: str) -> frozenset[str]:
     """Full dotted names that a module imports, at whatever depth; ``from a import b`` gives a and a.b."""
     found: set[str] = set()
-    for node in ast.walk(TREES[name]):
+    for node in nodes(name):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -59,8 +59,8 @@ def local_imports(name: str) -> set[str]:
     return set(imports(name) & MODULES.keys()) - {name}
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+def functions(parts: Iterable[ast.AST]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in parts if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def test_the_packages_were_found() -> None:
@@ -81,8 +81,8 @@ def test_errors_for_the_user_are_in_one_module() -> None:
     """Processes of a group raise each other's errors by their names there."""
     classes = {
         (name, node.name): {base.id for base in node.bases if isinstance(base, ast.Name)}
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
+        for name in MODULES
+        for node in nodes(name)
         if isinstance(node, ast.ClassDef)
     }
     own = {name for module, name in classes if module == "lm.errors"}
@@ -92,12 +92,10 @@ def test_errors_for_the_user_are_in_one_module() -> None:
 
 def test_what_tests_share_is_in_their_support() -> None:
     """A test file that others import is collected and changed for two reasons."""
-    files = sorted((ROOT / "tests").rglob("*.py"))
     modules = {
-        node.module or ""
-        for path in files
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.ImportFrom)
+        module
+        for path in (ROOT / "tests").rglob("*.py")
+        for module in re.findall(r"^ *(?:from|import) (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert "tests.support.modules" in modules
     assert not {name for name in modules if name.startswith("tests.") and ".test_" in name}
@@ -176,7 +174,7 @@ def test_files_stay_small() -> None:
 
 
 def test_functions_stay_small() -> None:
-    for name, function in ((name, one) for name, tree in TREES.all() for one in functions(tree)):
+    for name, function in ((module, one) for module in MODULES for one in functions(nodes(module))):
         length = (function.end_lineno or function.lineno) - function.lineno + 1
         assert length <= MAX_FUNCTION_LINES, f"{name}.{function.name} has {length} lines"
         arguments = function.args
@@ -206,7 +204,7 @@ FORBIDDEN_CALLS = {
 @cache
 def calls_in(name: str) -> frozenset[str]:
     """The dotted names of everything that a module calls."""
-    return frozenset(dotted(node.func) for node in ast.walk(TREES[name]) if isinstance(node, ast.Call))
+    return frozenset(dotted(node.func) for node in nodes(name) if isinstance(node, ast.Call))
 
 
 def test_nothing_can_execute_what_a_file_says() -> None:
@@ -222,11 +220,11 @@ def test_nothing_can_execute_what_a_file_says() -> None:
 def test_the_one_unpickler_refuses_every_global() -> None:
     classes = {
         dotted(base): node
-        for node in ast.walk(TREES[UNPICKLER])
+        for node in nodes(UNPICKLER)
         if isinstance(node, ast.ClassDef)
         for base in node.bases
     }
-    assert "find_class" in {function.name for function in functions(classes["pickle.Unpickler"])}
+    assert "find_class" in {function.name for function in functions(classes["pickle.Unpickler"].body)}
 
 
 def test_only_the_command_line_prints() -> None:

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.support.modules import MODULES, PACKAGES, ROOT, TREES, dotted
+from tests.support.modules import MODULES, PACKAGES, ROOT, TREES, dotted, nodes
 
 # Names of counterparts: the same thing for each family, a command and its function, a type variable.
 COUNTERPARTS = {
@@ -56,8 +56,8 @@ def string(node: ast.AST) -> str:
 
 def first_lines() -> Iterator[tuple[str, str]]:
     """Module and first line of every docstring."""
-    for name, tree in TREES.all():
-        for node in ast.walk(tree):
+    for name in MODULES:
+        for node in nodes(name):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
                 text := ast.get_docstring(node)
             ):
@@ -92,8 +92,8 @@ def test_docstrings_start_with_the_thing() -> None:
 
 def errors() -> Iterator[tuple[str, str]]:
     """Module and text of every error that is raised with a text of ours."""
-    for name, tree in TREES.all():
-        for node in ast.walk(tree):
+    for name in MODULES:
+        for node in nodes(name):
             if not isinstance(node, ast.Call):
                 continue
             called = dotted(node.func).rpartition(".")[2]
@@ -106,8 +106,8 @@ def errors() -> Iterator[tuple[str, str]]:
 def test_help_errors_and_first_lines_have_short_sentences() -> None:
     words = (
         (name, string(word.value))
-        for name, tree in TREES.all()
-        for node in ast.walk(tree)
+        for name in MODULES
+        for node in nodes(name)
         if isinstance(node, ast.Call)
         for word in node.keywords
         if word.arg in ("help", "description")
