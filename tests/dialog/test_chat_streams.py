@@ -1,17 +1,11 @@
 """Chat over pipes and on a real terminal: lines, Ctrl-C, history."""
 
-import fcntl
 import io
 import os
-import pty
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +19,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from lm.ending import EarlyStop
 from lm.errors import Interrupted
+from tests.support.chat_terminal import Terminal
 from tests.support.toy_chat import conversation
 from tests.support.toy_responder import ToyResponder
 
@@ -128,61 +123,11 @@ def test_history_is_kept_outside_the_run_and_never_fatal(
     assert list(session.history.load_history_strings()) == []
 
 
-class Terminal:
-    """A program on a pseudo-terminal."""
-
-    def __init__(self, folder: Path) -> None:
-        self.master, slave = pty.openpty()
-        environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm"}
-        paths = str(Path(__file__).parents[2])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.toy_responder"],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment | {"PYTHONPATH": paths},
-            start_new_session=True,
-            cwd=folder,
-        )
-        self.resize(100)
-        os.close(slave)
-        os.set_blocking(self.master, False)
-        self.screen = self.seen = ""
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-
-    def expect(self, text: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.screen:
-            assert time.monotonic() < deadline, f"no {text!r} in {self.screen[-500:]!r}"
-            time.sleep(0.01)
-            try:
-                read = os.read(self.master, 65536).decode(errors="replace")  # echoed as typed
-            except BlockingIOError:
-                continue
-            if "\x1b[6n" in read:  # the prompt asks where the cursor is
-                os.write(self.master, b"\x1b[1;1R")
-            self.screen += read
-            self.seen += read
-        self.screen = self.screen.partition(text)[2]
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode(errors="surrogateescape"))
-
-
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """A chat with the toy on a terminal of 100 columns, at its first prompt."""
-    terminal = Terminal(tmp_path)
-    try:
-        terminal.expect("Ctrl-D leaves")
-        terminal.expect(">")
+    """A chat with the toy, at its first prompt, in an empty folder."""
+    with closing(Terminal(tmp_path)) as terminal:
         yield terminal
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
 
 
 def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(terminal: Terminal, tmp_path: Path) -> None:
@@ -196,8 +141,7 @@ def test_on_a_terminal_ctrl_c_stops_a_reply_and_ctrl_d_leaves(terminal: Terminal
     terminal.expect("unknown command /nosuch")
     terminal.expect(">")
     terminal.type("\x04")
-    terminal.expect("left")
-    assert terminal.process.wait(60) == 0
+    assert terminal.ended() == 0
     lines = (tmp_path / "highrank" / "chat_history").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("+")] == ["+wait", "+/nosuch "]
 
@@ -238,15 +182,14 @@ def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
         terminal.type("wait\r")
         terminal.expect("thinking")
         for width in (10, 20, 300, 100) if keys == "resize" else ():
-            terminal.resize(width)
+            terminal.resize(30, width)
         terminal.type("\x03" if keys == "resize" else keys)
         terminal.expect("(stopped)")
         terminal.type(f"\x03\x15/nobody{number}\r")
         terminal.expect(f"unknown command /nobody{number}")
     terminal.expect(">")
     terminal.type("\x04")
-    terminal.expect("left")
-    assert terminal.process.wait(60) == 0
+    assert terminal.ended() == 0
 
 
 @pytest.mark.parametrize("replying", [True, False])
@@ -257,8 +200,8 @@ def test_other_signals_end_a_chat_at_once(terminal: Terminal, replying: bool) ->
     else:
         terminal.type("half a line")
         terminal.expect("half a line")
-    terminal.process.terminate()
-    assert terminal.process.wait(60) == -signal.SIGINT, "an uncaught KeyboardInterrupt"
+    terminal.signal(signal.SIGTERM)
+    assert terminal.ended() == Interrupted.exit_code
 
 
 def test_a_signal_ends_a_chat_on_a_pipe() -> None:
@@ -275,8 +218,8 @@ def test_what_is_saved_outlives_the_process(terminal: Terminal, tmp_path: Path) 
     terminal.expect("(saved ")
     terminal.type("wait\r")
     terminal.expect("thinking")
-    terminal.process.kill()
-    terminal.process.wait(60)
+    terminal.signal(signal.SIGKILL)
+    assert terminal.ended() == -signal.SIGKILL
     assert [turn.said for turn in read_transcript(tmp_path / "talk.jsonl")] == ["hello"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["highrank", "talk.jsonl"]
 
@@ -284,7 +227,7 @@ def test_what_is_saved_outlives_the_process(terminal: Terminal, tmp_path: Path) 
 def test_help_breaks_no_word_on_a_terminal(terminal: Terminal) -> None:
     lines = conversation().feed("/help")
     for width in (60, 80):
-        terminal.resize(width)
+        terminal.resize(30, width)
         terminal.type("/help\r")
         terminal.expect(lines[-1])
         shown = terminal.seen[terminal.seen.rindex(lines[0]) :]

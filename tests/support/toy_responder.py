@@ -1,21 +1,14 @@
-"""A model that answers at once, for the tests of chat; also a program that chats with it on its terminal."""
+"""A model that answers at once, for the tests of chat."""
 
-import fcntl
 import hashlib
-import sys
-import termios
 import time
 from collections.abc import Sequence
 
 from dialog.batches import Example
-from dialog.chat.conversation import Conversation
-from dialog.chat.repl import Repl
-from dialog.chat.terminal import converse_on_terminal
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.trained import StepProbabilities
-from lm.ending import EarlyStop
 from lm.text.vocabulary import DIALOG, Codec, build_codec
 
 WORDS = "yeah well i think so too \x1b[2Jclear \x9b31mred \u202eright [bold]bold[/bold] [/foo] a\rb c\nd"
@@ -58,10 +51,3 @@ class ToyResponder:
         words = [*self.codec.vocabulary.words(tokens), "</s>"]
         best = tuple((word, 0.5, (0.2, 0.3)) for word in self.codec.vocabulary.tokens[:top])
         return [StepProbabilities(word, 0.25, best, (0.4, 0.6), (0.1, 0.15)) for word in words]
-
-
-if __name__ == "__main__":
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that a typed Ctrl-C becomes a signal
-    with EarlyStop():
-        converse_on_terminal(Repl(Conversation(ToyResponder())), sys.stdout)
-    print("left")
