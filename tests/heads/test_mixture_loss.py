@@ -1,6 +1,8 @@
 """The one-pass loss, its gradients and its memory, against formulas that keep every tensor."""
 
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from lm.heads.links import EXP, SIGSOFTMAX, Link
 from lm.heads.loss_options import LossOptions, Output
 from lm.heads.mixture_loss import PACKED, one_pass_loss, one_pass_nll
 from tests.support.launching import ROOT
-from tests.support.peak_memory import MEASURABLE, measured
+from tests.support.peak_memory import MEASURABLE, measured, peak, status
 from tests.support.plain_heads import KINDS, H, N, V, example, make_head, naive_probabilities
 
 
@@ -180,60 +182,52 @@ def test_learned_scale_and_shift_receive_gradients() -> None:
     assert head.shift.grad.abs() > 0
 
 
-MEASURE = f"""
-sys.path.insert(0, "{ROOT}/scripts")
-from benchmarks.head import EXP, Inputs, LossOptions, ours
-from lm.heads.mixture_loss import Output, one_pass_loss
-
-
-def work(tokens, rows):
+def loss_of(tokens: int, rows: int) -> Callable[[], None]:
+    """A loss of 4 components and 20,000 words, with its gradients, in chunks of so many rows; 0 = default."""
     sizes = (tokens, 4, 8), (tokens, 4), (20_000, 8), (20_000,)
     contexts, scores, weight, bias = (torch.randn(size, requires_grad=True) for size in sizes)
     targets = torch.randint(20_000, (tokens,))
 
-    def run():
+    def run() -> None:
         output, options = Output(weight, bias, None), LossOptions(EXP, rows=rows)
         one_pass_loss(contexts, scores.log_softmax(1), output, targets, None, options).backward()
 
     return run
 
 
-def left():
+def peak_of_loss(case: tuple[int, int]) -> float:
+    loss_of(128, 0)()
+    return peak(loss_of(*case)) / 1e6
+
+
+def left_by_losses(case: object) -> float:
+    """What two further losses of 15 components leave."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from benchmarks.head import Inputs, ours
+
     inputs = Inputs(15, 10_000, tokens=200)
     inputs.gradients(ours(LossOptions(EXP), inputs))
     before = status("RssAnon")
     for _ in range(2):
         inputs.gradients(ours(LossOptions(EXP), inputs))
-    return status("RssAnon") - before
+    return (status("RssAnon") - before) / 1e6
 
 
-def measure(case):
-    if not case:
-        return left()
-    work(128, 0)()
-    return peak(work(*case))
-"""
 NEEDS = pytest.mark.skipif(not MEASURABLE, reason="no high-water mark to reset")
 
 
-@pytest.fixture(scope="module")
-def megabytes() -> list[float]:
-    """Peaks of a loss of 128 tokens, of 1,024, and of these in one chunk; what two further losses leave."""
-    return [found / 1e6 for found in measured(MEASURE, [(128, 0), (1024, 0), (1024, 4096), ()])]
-
-
 @NEEDS
-def test_memory_does_not_grow_with_the_number_of_tokens(megabytes: list[float]) -> None:
+def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
     """Eight times the tokens have 290 MB more of logits, which show where all are in one chunk."""
-    few, many, whole, _ = megabytes
+    few, many, whole = measured(peak_of_loss, [(128, 0), (1024, 0), (1024, 4096)])
     assert many - few < 8, f"MB at the peak: {few}, {many}"
     assert whole - few > 200, "a peak that grows would not be seen"
 
 
 @NEEDS
-def test_memory_of_a_loss_returns_to_the_system(megabytes: list[float]) -> None:
+def test_memory_of_a_loss_returns_to_the_system() -> None:
     """With gradients and logits on the heap, two further calls leave 20 to 30 MB more."""
-    assert megabytes[-1] < 10
+    assert measured(left_by_losses, [None])[0] < 10
 
 
 def test_a_chunk_of_logits_is_bounded() -> None:

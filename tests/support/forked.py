@@ -10,23 +10,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lm.ending import begin
+from tests.support.fork_server import forked
 
 Prepare = Callable[[int, list[str]], list[str]]  # makes the arguments of a rank, in its process
-LOADED = (
-    "dialog.cli",
-    "dialog.train",
-    "lm.cli",
-    "lm.language.train",
-    "tests.support.forked",
-)
 HOST = "127.0.0.1"
 
 
@@ -42,14 +34,10 @@ class Ranks:
         self.folder, self.size = folder, size
         self._streams = streams
         self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        server = get_context("forkserver")
-        server.set_forkserver_preload(list(LOADED))
-        self.processes: list[BaseProcess] = [
-            server.Process(target=_rank, args=(folder, *place, tuple(line), prepare))
-            for place in ((rank, size, self._store.port, streams) for rank in range(size))
+        self.processes = [
+            forked(_rank, folder, rank, size, self._store.port, streams, tuple(line), prepare)
+            for rank in range(size)
         ]
-        for process in self.processes:
-            process.start()
 
     def ended(self, seconds: float = 60.0, patience: float = 30.0) -> "Ranks":
         """Wait for the end of all ranks.
