@@ -3,8 +3,6 @@
 import importlib
 import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +12,7 @@ import torch
 from rich.console import Console
 
 from lm.errors import ConfigError
+from tests.support.peak_memory import MEASURABLE, measured
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
@@ -166,24 +165,24 @@ def test_all_that_scale_measures_is_published(
 
 
 # In a process of its own, as the benchmark measures: another test's free memory would serve instead.
-PEAKS = """
-import torch
-from benchmarks import scaling, timing
-
-def work():
+def scratch() -> tuple[torch.Tensor, None]:
     scratch = torch.ones(64 * 2**18)
     return scratch[:1].repeat(48 * 2**18), None  # more than malloc keeps
 
-print(timing.peak_megabytes(lambda: torch.ones(64 * 2**18).sum()), scaling.peak_megabytes(work))
-"""
+
+def peak_of_64_megabytes(subject: str) -> float:
+    """In MB, as a subject of the benchmarks measures it."""
+    sys.path.insert(0, str(SCRIPTS))
+    from benchmarks import scaling, timing
+
+    if subject == "scaling":
+        return float(scaling.peak_megabytes(scratch))
+    return float(timing.peak_megabytes(lambda: torch.ones(64 * 2**18).sum()))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no high-water mark to reset")
+@pytest.mark.skipif(not MEASURABLE, reason="no high-water mark to reset")
 def test_peak_memory_is_what_a_run_needs_and_does_not_return() -> None:
-    environment = dict(os.environ, PYTHONPATH=str(SCRIPTS))
-    command = [sys.executable, "-c", PEAKS]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    for megabytes in map(float, output.split()):
+    for megabytes in measured(peak_of_64_megabytes, ["timing", "scaling"]):
         assert 60 < megabytes < 80
 
 

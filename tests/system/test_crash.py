@@ -130,9 +130,8 @@ def test_killed_when_all_but_the_tidying_up_is_done(lab: Lab) -> None:
     assert all(outcome.kills for outcome in outcomes)
 
 
-@pytest.mark.parametrize(
-    "case", [OTHERS[0], pytest.param(OTHERS[1], marks=pytest.mark.slow)], ids=lambda case: case.name
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
 def test_killed_at_random(lab: Lab, case: Case) -> None:
     outcomes = kill_at_random(lab, case, kills=6)
     assert not [outcome for outcome in outcomes if outcome.failure]
@@ -181,7 +180,8 @@ def test_a_second_signal_ends_at_once_and_leaves_the_last_checkpoint(lab: Lab) -
     )
 
 
-@pytest.mark.parametrize("case", [CASE, pytest.param(LM, marks=pytest.mark.slow)], ids=lambda case: case.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [CASE, LM], ids=lambda case: case.name)
 def test_the_interpreter_itself_is_killed(lab: Lab, case: Case, tmp_path: Path) -> None:
     """The same without the fork server, from `python -m` to the end."""
     marks = lab.reference(case).marks

@@ -129,7 +129,7 @@ def test_an_error_has_its_code_whoever_reads_it(lab: Lab, told: dict[str, Ended]
     assert not wrong
 
 
-@by_streams("all closed", "stdout full", "stdout unread")
+@by_streams("all closed", "stdout full")
 def test_work_is_done_whoever_reads_it(lab: Lab, name: str) -> None:
     """A full disk under stdout is told, once, when all is done; nothing else changes a code."""
     for line, file in WORKING:
