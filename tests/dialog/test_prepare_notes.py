@@ -99,3 +99,21 @@ def test_the_help_lists_the_formats(dialog: Callable[..., Outcome], monkeypatch:
     monkeypatch.setenv("COLUMNS", "80")
     lines = [line.strip() for line in dialog("prepare", "--help")[1].splitlines()]
     assert all(f"{name:<10} {about}" in lines for name, about in FORMATS.items())
+
+
+def test_options_of_drawing_are_refused_where_nothing_is_drawn(
+    in_tmp: Path, dialog: Callable[..., Outcome]
+) -> None:
+    Path("in").mkdir()
+    for split in ("train", "valid"):
+        Path(f"in/{split}.txt").write_text(chat())
+    for split, code, said in (
+        ("valid", 2, "--valid-fraction: in has this split; leave it out\n"),
+        ("test", 0, ""),
+    ):
+        assert dialog("prepare", "in", "--out", "p", f"--{split}-fraction", "0.1")[::2] == (code, said)
+    assert dialog("prepare", "in", "--out", "p", "--seed", "2")[0] == 0, "it draws test"
+    Path("in/test.txt").write_text(chat())
+    remedy = "--seed: in has all splits, so none is drawn; leave it out\n"
+    assert dialog("prepare", "in", "--out", "p", "--seed", "2")[::2] == (2, remedy)
+    assert dialog("prepare", "in", "--out", "p")[0] == 0
