@@ -11,6 +11,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.describe import describe
 from dialog.seq2seq import start_dialog
 from dialog.task import DialogTask, build_model
+from dialog.trained import NEVER_SAID
 from dialog.utterance import Dialog
 from lm.config.load import Resolved
 from lm.engine.events import Reporter
@@ -18,6 +19,7 @@ from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
 from lm.engine.session import TRUNK_HASH, Family, Place, Ready, start_with_vectors, train_run
 from lm.errors import require
+from lm.heads.start import start_at_frequencies
 from lm.huggingface.starting import local, require_pretrained, trunk_file
 from lm.runs.inputs import DATA, codec_of
 from lm.text.vectors import VECTORS_HASH
@@ -71,6 +73,10 @@ def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) ->
     if not place.begun:
         sha256 = start_dialog(config, model.embedding, model.decoder, model.head)
         hashes |= {TRUNK_HASH: sha256} if sha256 else {}
+        if config.head.start == "frequencies":
+            words = zip(codec.vocabulary.tokens, codec.vocabulary.counts, strict=True)
+            counts = [0 if token in NEVER_SAID else count for token, count in words]
+            start_at_frequencies(model.head, counts)
     freeze(config.train, model)
     task = DialogTask(config, codec, model, *splits, place.device)
     notes = [] if vectors is None else [vectors.coverage]

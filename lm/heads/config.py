@@ -57,10 +57,10 @@ class HeadConfig(Section):
     )
     embedding_size: Size | None = Field(None, description="size E of a context vector; none = hidden size")
     tied: bool = Field(False, description="share the output matrix with the input embedding")
-    start: Literal["random", "pretrained"] = Field(
+    start: Literal["random", "frequencies", "pretrained"] = Field(
         "random",
-        description="initial parameters. pretrained: the head begins as the output layer of the model of"
-        " model.trunk",
+        description="initial parameters. frequencies: random, but the output bias begins at the frequencies"
+        " of words in training. pretrained: the head begins as the output layer of the model of model.trunk",
     )
     output_bias: bool = Field(True, description="add a bias for every word, shared by the components")
     latent_dropout: Rate = Field(

@@ -35,6 +35,10 @@ class Link(ABC):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         """d log g / dz, elementwise."""
 
+    @abstractmethod
+    def inverse(self, shares: Tensor) -> Tensor:
+        """Logits z with g(z) = ``shares`` at the shift 0, elementwise; ``shares`` are between 0 and 1."""
+
     def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
         """Overwrite ``logits`` z (R, V) with g(z) / u; returns log u (R, 1).
 
@@ -66,6 +70,9 @@ class Exponential(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return torch.ones_like(logits)
 
+    def inverse(self, shares: Tensor) -> Tensor:
+        return shares.log()
+
     def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
         logits.sub_(peak).exp_()
         return peak
@@ -87,6 +94,9 @@ class Sigsoftmax(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return 1 + torch.sigmoid(-(logits if shift is None else logits + shift))
 
+    def inverse(self, shares: Tensor) -> Tensor:
+        return ((shares + (shares.square() + 4 * shares).sqrt()) / 2).log()  # of e² = g (1 + e), e = exp(z)
+
     def shares_(self, logits: Tensor, peak: Tensor, shift: Tensor | None, spares: Tensor) -> Tensor:
         top = peak if shift is None else peak + shift
         a = top.clamp(max=0).exp_()
@@ -107,6 +117,9 @@ class Sigmoid(Link):
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return torch.sigmoid(-logits)
 
+    def inverse(self, shares: Tensor) -> Tensor:
+        return shares.logit()
+
 
 class Relu(Link):
     """g(z) = relu(z) + ε, a baseline (Kanai et al. 2018, Eq. 34).
@@ -120,6 +133,9 @@ class Relu(Link):
 
     def slope(self, logits: Tensor, shift: Tensor | None = None) -> Tensor:
         return (logits > 0) / (F.relu(logits) + RELU_FLOOR)
+
+    def inverse(self, shares: Tensor) -> Tensor:
+        return shares - RELU_FLOOR
 
 
 EXP, SIGSOFTMAX, SIGMOID, RELU = Exponential(), Sigsoftmax(), Sigmoid(), Relu()

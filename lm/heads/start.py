@@ -9,6 +9,7 @@ H hidden size · V words · K components.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,23 @@ LOWER = 1e-6  # share of the prior of all components of lower layers together
 _START = "to begin as a trained output layer"
 NEVER = -40.0  # of a word that the output layer lacks, above its mean logit; less is slow in a mixture
 SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 has in practice
+
+
+@torch.no_grad()
+def start_at_frequencies(head: Head, counts: Sequence[int]) -> None:
+    """Set the output bias so that contexts of zeros have the frequencies of words, at temperature 1.
+
+    ``counts`` (V,) are those of training, to which 1 is added. Raises ConfigError for a head without a bias,
+    and for a vocabulary without counts, as that of a pretrained tokenizer.
+    """
+    if head.bias is None:
+        raise ConfigError('head.start = "frequencies": needs a bias; set head.output_bias = true')
+    if not any(counts):
+        raise ConfigError(
+            'head.start = "frequencies": this vocabulary has no counts of words; set head.start = "random"'
+        )
+    shares = torch.tensor(counts, dtype=torch.float64) + 1
+    head.bias.copy_(head.link.inverse(shares / shares.sum()))
 
 
 @torch.no_grad()

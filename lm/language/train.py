@@ -14,6 +14,7 @@ from lm.engine.session import START_HASH, TRUNK_HASH, Family, Place, Ready, star
 from lm.engine.shapes import shapes_only
 from lm.engine.state import load_model_tensors, misfit, model_tensors
 from lm.errors import ConfigError, require
+from lm.heads.start import start_at_frequencies
 from lm.huggingface.starting import local, require_pretrained, start_pretrained, trunk_file
 from lm.language.config import LmConfig
 from lm.language.corpora.corpus import TokenSplit, load_codec, load_split
@@ -115,6 +116,8 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
             hashes[START_HASH] = commit.state_sha256
         elif sha256 := start_pretrained(config, model.layers, model.embedding, model.head):
             hashes[TRUNK_HASH] = sha256
+        if config.head.start == "frequencies" and not config.train.start_from:
+            start_at_frequencies(model.head, words.counts)
     path = "" if config.train.start_from else config.model.vectors  # a finetuned model has its embedding
     vectors = start_with_vectors(model.embedding, path, codec, place)
     if vectors is not None:

@@ -33,6 +33,14 @@ def test_links_in_place_and_out_of_place_are_one_function_and_its_derivative(
     assert wanted.isfinite().all()
 
 
+@pytest.mark.parametrize("link", [EXP, SIGSOFTMAX, SIGMOID, RELU], ids=lambda link: type(link).__name__)
+def test_logits_of_shares_have_them(link: Link) -> None:
+    shares = torch.logspace(-9, -0.01, 100, dtype=torch.float64)
+    if link is RELU:
+        shares = shares[shares > 1e-7]  # less is within its floor
+    torch.testing.assert_close(link.log(link.inverse(shares)).exp(), shares, rtol=1e-12, atol=0)
+
+
 def test_slope_of_relu_is_as_published() -> None:
     slopes = RELU.slope(torch.tensor([-2.0, 0.0, 1e-20, 1e-8, 4.0]))
     torch.testing.assert_close(slopes, torch.tensor([0.0, 0.0, 1e8, 5e7, 0.25]))

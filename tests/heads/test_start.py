@@ -8,8 +8,9 @@ import torch
 from lm.errors import ConfigError
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
-from lm.heads.start import start_as
+from lm.heads.start import start_as, start_at_frequencies
 from lm.heads.states import Layers
+from tests.support.plain_heads import KINDS, H, N, V, head_on, settings_of
 
 TOKENS, HIDDEN, WORDS = 40, 16, 50
 LINEAR: dict[str, Any] = {"context_activation": "none", "components": 4}
@@ -44,6 +45,29 @@ def test_perplexity_before_training_is_that_of_the_output_layer(options: dict[st
     )
     found = head.nll(hidden, targets).double().mean()
     assert float(found.exp() / expected.exp()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_its_matrix_a_head_has_the_frequencies_that_it_began_with(kind: str) -> None:
+    counts = [0, 0, 900, *range(V - 3)]
+    head = head_on(HeadConfig(**settings_of(kind))).double()
+    with torch.no_grad():
+        head.weight.zero_()
+    start_at_frequencies(head, counts)
+    shares = torch.tensor(counts, dtype=torch.float64) + 1
+    found = head.log_probs(torch.randn(N, H, dtype=torch.float64))
+    torch.testing.assert_close(found.exp(), (shares / shares.sum()).expand(N, V), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "counts", "word"),
+    [({"output_bias": False}, [1] * WORDS, "output_bias = true"), ({}, [0] * WORDS, "no counts of words")],
+)
+def test_a_head_or_vocabulary_without_frequencies_is_refused(
+    options: dict[str, Any], counts: list[int], word: str
+) -> None:
+    with pytest.raises(ConfigError, match=f'head.start = "frequencies": .*{word}'):
+        start_at_frequencies(Head(HeadConfig(**options), HIDDEN, WORDS), counts)
 
 
 def test_contexts_without_activation_are_linear() -> None:
