@@ -20,6 +20,7 @@ from lm.config.load import Resolved, load_config
 from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.check import check_run
+from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import DIALOG, build_codec
 from tests.support.damage import forget_record
 from tests.support.signals import signal_at
@@ -66,6 +67,17 @@ def test_scores_are_of_responses_up_to_their_cap(corpus: Path, tmp_path: Path) -
     assert max(score.tokens for score in scores) == 3
     lengths = [len(example.response.text.split()) for example in list_examples(dialogs, 9)]
     assert [score.cut for score in scores] == [max(0, length - 2) for length in lengths]
+
+
+def test_a_training_begins_at_the_frequencies_of_what_is_said(corpus: Path, tmp_path: Path) -> None:
+    """Tokens that no response contains have the least."""
+    train(settings(corpus, "mos", 1, "head.start=frequencies"), tmp_path, no_report)
+    bias = CheckpointStore.of(tmp_path).open("step-0").tensors("model")["head.bias"].double()
+    words = TrainedModel.load(tmp_path).codec.vocabulary
+    counts = [0 if token in NEVER_SAID else n for token, n in zip(words.tokens, words.counts, strict=True)]
+    shares = torch.tensor(counts, dtype=torch.float64) + 1
+    torch.testing.assert_close(bias.softmax(0), shares / shares.sum(), rtol=1e-6, atol=0)
+    assert bias[words.bos] == bias.min() < bias[words.eos]
 
 
 class Runs(dict[str, Path]):

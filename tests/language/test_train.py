@@ -235,6 +235,24 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(corpus: Path, same: str)
     assert outcome(Path("once")) == outcome(Path("twice"))
 
 
+def test_a_training_begins_at_the_frequencies_of_words(corpus: Path) -> None:
+    """A finetuning begins with the bias of the other run instead."""
+    start, still = (
+        'head.start="frequencies"',
+        ("optim.lr=1e-9", "train.max_steps=1", "train.validate_every=1"),
+    )
+    train(resolved(start, *still), Path("still"), no_report)
+    bias = CheckpointStore.of(Path("still")).open("last").tensors("model")["head.bias"].double()
+    counts = torch.tensor(load_codec(resolved().config.data).vocabulary.counts, dtype=torch.float64) + 1
+    torch.testing.assert_close(bias.softmax(0), counts / counts.sum(), rtol=1e-6, atol=0)
+    train(resolved(start), Path("base"), no_report)
+    trained = CheckpointStore.of(Path("base")).open("best").inference_tensors()["head.bias"]
+    train(finetuned(Path("base"), [*still[:2]]), Path("tuned"), no_report)
+    begun = CheckpointStore.of(Path("tuned")).open("last").tensors("model")["head.bias"]
+    torch.testing.assert_close(begun, trained)
+    assert (begun.double() - bias).abs().max() > 0.01
+
+
 def test_finetuning_starts_from_the_best_weights_and_keeps_better_ones_only(corpus: Path) -> None:
     train(resolved(), Path("runs/base"), no_report)
     config = finetuned(Path("runs/base"), ["train.max_steps=12", "optim.lr=1e-9"])
