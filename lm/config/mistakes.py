@@ -21,7 +21,16 @@ WORDING = {  # pydantic's wording of expectations, and ours
     "a valid number": "a number",
     "a valid string": "a string",
     "a valid tuple": "a list",
+    "Tuple should have": "must have",
+    " after validation": "",
 }
+
+
+def in_our_words(message: str) -> str:
+    """A message of pydantic with our words for what it expects."""
+    for theirs, ours in WORDING.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def unknown(
@@ -80,8 +89,7 @@ def invalid(error: ValidationError, settings: Settings, changes: Settings, schem
         message = f"Input should be a list of {number}"
     elif isinstance(first["loc"][-1], int):
         part = "every value "
-    for theirs, ours in WORDING.items():
-        message = message.replace(theirs, ours)
+    message = in_our_words(message)
     hint = (
         did_you_mean(setting.value, _choices(keys[key].annotation)) if isinstance(setting.value, str) else ""
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from lm.config.mistakes import in_our_words
 from lm.config.section import MAX_SEED
 from lm.config.suggest import did_you_mean
 from lm.serve.failure import ApiError, quoted
@@ -261,7 +262,7 @@ def refused(error: ValidationError, schema: type[BaseModel], under: str = "") ->
     if first["type"] == "extra_forbidden":
         *outer, name = first["loc"]
         return _unknown(path, str(name), None if outer else schema)
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_our_words(first["msg"].removeprefix("Value error, "))
     if first["type"] == "too_short":  # of lists, only empty ones
         message = f"needs at least one {path.removesuffix('s')}"
     if not path:  # of the whole request; these messages begin with the parameter

@@ -117,3 +117,11 @@ def test_options_of_drawing_are_refused_where_nothing_is_drawn(
     remedy = "--seed: in has all splits, so none is drawn; leave it out\n"
     assert dialog("prepare", "in", "--out", "p", "--seed", "2")[::2] == (2, remedy)
     assert dialog("prepare", "in", "--out", "p")[0] == 0
+
+
+def test_a_folder_of_a_split_without_files_is_named(in_tmp: Path, dialog: Callable[..., Outcome]) -> None:
+    for split in ("train", "valid"):
+        Path("in", split).mkdir(parents=True)
+    code, _, said = dialog("prepare", "in", "--out", "p")
+    assert code == DataError.exit_code
+    assert said.startswith("in/train: no files of ")

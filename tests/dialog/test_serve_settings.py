@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from dialog.decoding.config import DecodeConfig
 from dialog.serve.served import ServedDialog
@@ -11,6 +12,7 @@ from dialog.serve.settings import decoding
 from dialog.trained import TrainedModel
 from lm.serve.answers import Answer, Choice, Form, Token
 from lm.serve.failure import ApiError
+from lm.serve.protocol import ChatRequest, refused
 from tests.support.chat_requests import parsed_chat
 
 
@@ -94,6 +96,14 @@ def test_more_replies_than_are_kept_are_refused_by_their_own_name(name: str) -> 
     usual = DecodeConfig(select="mbr", candidates=6)
     raised = decoding(parsed_chat(n=7), usual)
     assert (raised.nbest, raised.candidates) == (7, 7), "the run's own settings grow with n"
+
+
+def test_errors_speak_of_lists_as_json_does() -> None:
+    with pytest.raises(ApiError, match=r"^decode\.forbid: must be a list$"):
+        decoding(parsed_chat(decode={"forbid": "a"}), DecodeConfig())
+    with pytest.raises(ValidationError) as found:
+        parsed_chat(stop=["a"] * 5)
+    assert str(refused(found.value, ChatRequest)) == "stop: must have at most 4 items, not 5"
 
 
 def test_settings_of_the_run_itself_have_no_limit() -> None:
