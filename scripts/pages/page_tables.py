@@ -154,6 +154,10 @@ TRIALS = {  # files by heading of a training of seed 1, by table
         "dropout .3": "switchboard_bleu_dropout3",
         "rate .006, dropout .1": "switchboard_bleu_lr6_dropout1",
     },
+    "switchboard_bleu, start": {
+        "bias at zero": "switchboard_bleu",
+        "bias at the frequencies": "switchboard_bleu_frequencies",
+    },
 }
 LEADING = {  # label and rank by end of the preset's name
     "sigsoftmax": ("sigsoftmax", "full"),
