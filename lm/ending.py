@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -84,7 +85,8 @@ class EarlyStop(StopFlag):
     """Signal handling of all commands except training: the first signal raises KeyboardInterrupt anywhere.
 
     In a section of :func:`lm.stop.deferred_signals` the KeyboardInterrupt comes at the end of the section. In
-    an import or a finaliser, which may swallow exceptions, the first signal ends the process.
+    an import, a finaliser or the callback of a weak reference, which may swallow exceptions, the first
+    signal ends the process.
     """
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -98,10 +100,20 @@ class EarlyStop(StopFlag):
         raise KeyboardInterrupt
 
 
+_WEAK = frozenset(
+    {weakref.WeakSet.__init__.__code__.co_filename, weakref.finalize.__call__.__code__.co_filename}
+)
+
+
 def _loses_exceptions(frame: FrameType | None) -> bool:
     while frame is not None:
         code = frame.f_code
         if code.co_filename == "<frozen importlib._bootstrap>" or code.co_name == "__del__":
+            return True
+        if code.co_filename in _WEAK and code.co_name in (
+            "_remove",
+            "remove",
+        ):  # callbacks of weak references
             return True
         frame = frame.f_back
     return False

@@ -26,10 +26,8 @@ class Terminal:
     """The other end of a terminal of 30 lines and 100 columns, on which the chat shows its first prompt."""
 
     def __init__(self, folder: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # threads of the test runner hold no lock of ours
+        with warnings.catch_warnings():  # of the threads of the test runner, which hold no lock of ours
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid, self.master = pty.fork()
         if not self.pid:
             _chat(folder)
