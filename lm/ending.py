@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from lm.begun import leave
 from lm.errors import HighrankError, Interrupted, OutOfMemory, StorageError, WorkerError, visible
@@ -100,20 +100,22 @@ class EarlyStop(StopFlag):
         raise KeyboardInterrupt
 
 
-_WEAK = frozenset(
-    {weakref.WeakSet.__init__.__code__.co_filename, weakref.finalize.__call__.__code__.co_filename}
-)
+_CALLBACKS = {  # of weak references: Python prints what they raise, and goes on
+    weakref.finalize.__call__.__code__,
+    *(
+        part
+        for kind in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+        for part in kind.__init__.__code__.co_consts
+        if isinstance(part, CodeType)
+    ),
+}
 
 
 def _loses_exceptions(frame: FrameType | None) -> bool:
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == "<frozen importlib._bootstrap>" or code.co_name == "__del__":
-            return True
-        if code.co_filename in _WEAK and code.co_name in (
-            "_remove",
-            "remove",
-        ):  # callbacks of weak references
+        imports = code.co_filename == "<frozen importlib._bootstrap>"
+        if imports or code.co_name == "__del__" or code in _CALLBACKS:
             return True
         frame = frame.f_back
     return False

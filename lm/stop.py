@@ -101,6 +101,7 @@ class _Shield:
 
     def __init__(self) -> None:
         self.depth = 0
+        self.wake: Callable[[], None] | None = None
         self.pending = False
         self.closed = False
 
@@ -117,6 +118,8 @@ _cleaning = list[Callable[[], None]]()
 def postpone() -> bool:
     """Return true if a signal must wait, so that its KeyboardInterrupt comes at the end of a section."""
     _shield.pending = _shield.depth > 0
+    if _shield.pending and _shield.wake:
+        _shield.wake()
     return _shield.pending
 
 
@@ -146,13 +149,14 @@ def ignore_signals() -> None:
 
 
 @contextmanager
-def deferred_signals() -> Iterator[None]:
+def deferred_signals(wake: Callable[[], None] | None = None) -> Iterator[None]:
     """A section that defers the KeyboardInterrupt of the first signal to its end.
 
-    Use it for the few steps that publish files. A handler that raises calls :func:`postpone` before. A second
-    signal still ends the process at once.
+    Use it for the few steps that publish files, and for libraries that an exception at a random place breaks,
+    with ``wake``, which the handler of the signal calls to end them. A handler that raises calls
+    :func:`postpone` before. A second signal still ends the process at once.
     """
-    with _depth(1):
+    with _depth(1, wake):
         yield
 
 
@@ -164,15 +168,15 @@ def delivered_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _depth(change: int) -> Iterator[None]:
+def _depth(change: int, wake: Callable[[], None] | None = None) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = _shield.depth
+    before = _shield.depth, _shield.wake
     try:
-        _shield.depth = max(0, before + change)
+        _shield.depth, _shield.wake = max(0, _shield.depth + change), wake or _shield.wake
         _shield.deliver()
         yield
     finally:
-        _shield.depth = before
+        _shield.depth, _shield.wake = before
         _shield.deliver()

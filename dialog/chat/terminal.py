@@ -12,6 +12,7 @@ from dialog.chat.ctrl_c import CTRL_C, Press
 from dialog.decoding.config import DecodeConfig
 from lm.console.terminal import sanitize, unmarked
 from lm.errors import ConfigError, visible
+from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -139,7 +140,7 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
     with CTRL_C.held():
         while not repl.ended:
             try:
-                line = session.prompt("> ")
+                line = _typed(session)
             except Press:
                 continue
             except EOFError:
@@ -150,6 +151,28 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
             except Press:  # between the end of a reply and that of its section
                 _print(console, ["(stopped)"], "dim")
             _print(console, repl.notes, "dim italic")
+
+
+def _typed(session: "PromptSession[str]") -> str:
+    """A line typed at the prompt. EOFError after Ctrl-D, Press after Ctrl-C.
+
+    Another signal ends the prompt by its event loop, because after an exception inside of asyncio a task may
+    wait forever.
+    """
+    app = session.app
+    signals = list[None]()
+
+    def wake() -> None:
+        signals.append(None)
+        if loop := app.loop:
+            loop.call_soon_threadsafe(leave)
+
+    def leave() -> None:
+        if signals and app.future and not app.future.done():
+            app.exit(exception=EOFError)
+
+    with deferred_signals(wake):
+        return session.prompt("> ", pre_run=leave)
 
 
 def _print(console: "Console", lines: Iterable[str], style: str) -> None:

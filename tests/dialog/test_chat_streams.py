@@ -200,7 +200,6 @@ def test_other_signals_end_a_chat_at_once(terminal: Terminal, replying: bool) ->
     else:
         terminal.type("half a line")
         terminal.expect("half a line")
-        time.sleep(0.1)  # until it is drawn: one in forty signals is lost while the prompt is drawn
     terminal.signal(signal.SIGTERM)
     assert terminal.ended() == Interrupted.exit_code
 

@@ -44,6 +44,23 @@ def test_a_deferred_signal_comes_at_the_end_of_the_outermost_section() -> None:
         pass  # nothing is left of it
 
 
+def test_a_deferred_signal_wakes_what_it_waits_for() -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        with deferred_signals(lambda: seen.append("woken")):
+            with deferred_signals():
+                send()
+            seen.append("ended")
+
+    with pytest.raises(KeyboardInterrupt), EarlyStop():
+        work()
+    assert seen == ["woken", "ended"]
+    with pytest.raises(KeyboardInterrupt), EarlyStop(), deferred_signals():
+        send()
+    assert seen == ["woken", "ended"]  # nothing is left of it
+
+
 def test_a_flag_that_raises_defers_a_signal_too() -> None:
     seen: list[str] = []
 
@@ -212,9 +229,31 @@ EarlyStop().install()
 Open()
 print("went on")
 """
+CALLBACK = """
+import os, signal, weakref
+from lm.ending import EarlyStop
+class Open:
+    pass
+class Signals(dict):
+    def __delitem__(self, key):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000): pass
+    discard = pop = __delitem__
+EarlyStop().install()
+one = Open()
+KEPT
+del one
+print("went on")
+"""
+KEEPERS = {
+    "set": "kept = weakref.WeakSet([one]); kept.data = Signals.fromkeys(kept.data)",
+    "keys": "kept = weakref.WeakKeyDictionary({one: 1}); kept.data = Signals.fromkeys(kept.data)",
+    "finalize": "weakref.finalize(one, Signals().pop, 1)",
+}
+LOSING = [SECOND, FINALISER, *(CALLBACK.replace("KEPT", keeper) for keeper in KEEPERS.values())]
 
 
-@pytest.mark.parametrize("program", [SECOND, FINALISER], ids=["second", "finaliser"])
+@pytest.mark.parametrize("program", LOSING, ids=["second", "finaliser", *KEEPERS])
 def test_a_second_signal_and_one_that_would_get_lost_end_the_process(program: str) -> None:
     found = ended(program)
     assert (found.returncode, found.stdout) == (Interrupted.exit_code, "")
