@@ -26,7 +26,7 @@ from lm.analysis.opened import (
 )
 from lm.console.app import Commands, counting, in_processes, show, write_result
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, named
-from lm.errors import require
+from lm.errors import require, visible
 from lm.language.options import Data, Limit, spare_texts
 from lm.launched import leads
 from lm.parallel.group import process_group
@@ -164,6 +164,7 @@ def examples(
     from lm.analysis.examples import Wanted, compare_runs, example_tables
 
     require(isfinite(margin), f"--margin {margin}: must be a finite number")
+    require(first.resolve() != second.resolve(), f"{visible(second)}: named twice; name the better run")
     (beaten, text), (better, _) = alike(opened_with_text([first, second], data, limit, checkpoint))
     found = compare_runs(beaten.trained, better.trained, text.ids, Wanted(count, margin))
     write_result(json_file, Measured.of(better, text, found), config=better.trained.config)

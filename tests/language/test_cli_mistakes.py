@@ -196,3 +196,6 @@ def test_examples_need_one_vocabulary_and_one_text(lm: Lm, inside: Path) -> None
     assert (code, out) == (2, "")
     assert err == "runs/a and runs/b have different test splits; name one text with --data\n"
     assert lm("analyze", "examples", "runs/a", "runs/b", "--data", "a.txt")[0] == 0
+    code, out, err = lm("analyze", "examples", "runs/a", "runs/../runs/a")
+    assert (code, out) == (2, "")
+    assert err == "runs/../runs/a: named twice; name the better run\n"
