@@ -31,8 +31,9 @@ SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 ha
 def start_at_frequencies(head: Head, counts: Sequence[int]) -> None:
     """Set the output bias so that contexts of zeros have the frequencies of words, at temperature 1.
 
-    ``counts`` (V,) are those of training, to which 1 is added. Raises ConfigError for a head without a bias,
-    and for a vocabulary without counts, as that of a pretrained tokenizer.
+    ``counts`` (V,) are those to expect, to which 1 is added (Meister et al. 2023, for softmax). Raises
+    ConfigError for a head without a bias, and for a vocabulary without counts, as that of a pretrained
+    tokenizer.
     """
     if head.bias is None:
         raise ConfigError('head.start = "frequencies": needs a bias; set head.output_bias = true')

@@ -147,6 +147,17 @@ class Vocabulary:
         ranked = sorted(kept, key=lambda token: (-kept[token], order[token]))
         return cls(ranked, [kept[token] for token in ranked])
 
+    def expected_counts(self) -> list[int]:
+        """Counts to expect in a text as long as that of training.
+
+        These are those of training, but an ``<unk>`` that training lacks has as many as there are words
+        that occur once (Good 1953, whose estimate of the share of unseen words is that).
+        """
+        counts = list(self.counts)
+        if self.unk is not None and not counts[self.unk]:
+            counts[self.unk] = counts.count(1)
+        return counts
+
     def ids(self, tokens: Iterable[str]) -> list[int]:
         """Ids of tokens, including special ones, with ``<unk>`` for unknown tokens.
 

@@ -108,6 +108,17 @@ def test_vocabulary_holds_the_most_frequent_tokens_and_breaks_ties_by_first_appe
     assert len(vocabulary) == 6
 
 
+def test_an_unknown_word_that_training_lacks_is_expected_as_often_as_words_occur_once() -> None:
+    whole = Vocabulary.build({"a": 5, "b": 1, "c": 2, "d": 1}, 9)
+    known = dict(zip(whole.tokens, whole.expected_counts(), strict=True))
+    assert known == {PAD: 0, UNK: 2, "a": 5, "c": 2, "b": 1, "d": 1, BOS: 0, EOS: 0}
+    for counted in (
+        Vocabulary.build({"a": 5, "b": 1, "c": 2, "d": 1}, 5),
+        Vocabulary.of_text({"a": 5, "b": 1, EOS_WORD: 3}),
+    ):
+        assert counted.expected_counts() == list(counted.counts)
+
+
 def test_required_tokens_displace_the_least_frequent() -> None:
     vocabulary = Vocabulary.build({"x": 9, "y": 8, "z": 7}, size=4, required=(BOS, EOS, DIALOG))
     assert set(vocabulary.tokens) == {PAD, UNK, BOS, EOS, DIALOG, "x"}
