@@ -36,7 +36,9 @@ def start_at_frequencies(head: Head, counts: Sequence[int]) -> None:
     tokenizer.
     """
     if head.bias is None:
-        raise ConfigError('head.start = "frequencies": needs a bias; set head.output_bias = true')
+        raise ConfigError(
+            'head.start = "frequencies": needs a bias; set head.output_bias = true, or head.start = "random"'
+        )
     if not any(counts):
         raise ConfigError(
             'head.start = "frequencies": this vocabulary has no counts of words; set head.start = "random"'

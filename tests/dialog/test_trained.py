@@ -89,7 +89,7 @@ class Runs(dict[str, Path]):
 
     def __missing__(self, head: str) -> Path:
         self[head] = self._folder / head
-        train(settings(self._corpus, head, 200), self[head], no_report)
+        train(settings(self._corpus, head, 300), self[head], no_report)
         return self[head]
 
 
