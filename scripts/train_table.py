@@ -33,7 +33,7 @@ from lm.disk.filelock import FileLock
 from lm.disk.storage import make_folder, read_json, require_writable, write_json
 from lm.errors import ConfigError, HighrankError, require
 from lm.machine import usable_processors
-from lm.runs.evaluations import evaluation_names, load_evaluation
+from lm.runs.evaluations import evaluation_names, load_evaluation, unhashed
 from lm.stop import StopFlag
 
 Entry = dict[str, Any]
@@ -81,6 +81,10 @@ class Training:
         known = evaluation_names(self.run)
         named = f"evaluation = {self.table.evaluation!r} in the table: {self.run} has {', '.join(known)}"
         require(self.table.evaluation in known, f"{named}; correct the key")
+        same = [name for name in known if unhashed(name) == self.table.evaluation]
+        require(
+            len(same) == 1, f"{self.run}: evaluated on several texts: {', '.join(same)}; remove the others"
+        )
         analyses: dict[str, Any] = {name: read_json(self._analysis(name)) for name in self.table.analyses}
         result = load(self.run, self.table.evaluation, analyses)
         made = entry(

@@ -247,6 +247,17 @@ def test_what_was_trained_or_measured_in_another_way_is_missing(module: ModuleTy
         training.require_same_config()
 
 
+def test_a_run_evaluated_on_other_references_too_gives_no_entry(module: ModuleType, table: Path) -> None:
+    (training,) = module.trainings(module.Table.read(table), ["mos"], [1], Path("runs"))
+    name = training.table.evaluation
+    folder = Path("runs/mos-1/evaluation")
+    folder.mkdir(parents=True)
+    for one in (name, f"{name}.ba8b74"):
+        (folder / f"{one}.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"runs/mos-1: .* {name}, {name}.ba8b74; remove the others"):
+        training.measured("a machine")
+
+
 def test_a_trial_adds_its_settings_to_those_of_the_table(module: ModuleType, table: Path) -> None:
     table.write_text(f'{TABLE}\n[trials]\nfast = ["optim.lr=0.01"]\n', encoding="utf-8")
     whole = module.Table.read(table)
