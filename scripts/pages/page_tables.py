@@ -38,6 +38,19 @@ SECOND = {
 }
 
 BASELINES = ("softmax", "softmax ×4", "MoC ×4, K = 3")  # labels that every model is tested against
+START = "bias at the frequencies"  # heading of head.start = "frequencies"
+STARTS = (  # pairs of labels of trainings that begin so
+    (f"softmax, {START}", "softmax"),
+    (f"softmax ×4, {START}", "softmax ×4"),
+    (f"MoC ×4, K = 3, {START}", "MoC ×4, K = 3"),
+    (f"MoS ×4, K = 3, {START}", "MoS ×4, K = 3"),
+    (f"MoS ×1, K = 3, {START}", "MoS ×1, K = 3"),
+    (f"softmax ×4, {START}", f"softmax, {START}"),
+    (f"MoC ×4, K = 3, {START}", f"softmax, {START}"),
+    (f"MoS ×4, K = 3, {START}", f"softmax, {START}"),
+    (f"MoS ×4, K = 3, {START}", f"softmax ×4, {START}"),
+    (f"MoS ×4, K = 3, {START}", f"MoC ×4, K = 3, {START}"),
+)
 PAIRS = {  # labels of further tests by file
     "ptb_small": (
         ("MoS ×1, K = 3", "MoS ×4, K = 3"),
@@ -92,7 +105,12 @@ PAIRS = {  # labels of further tests by file
 SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid of leads by file
     "ptb_small": (
         ("softmax ×4", "MoC ×4, K = 3", "MoS ×4, K = 3", "DOC ×4, 2 + 1 components of two layers"),
-        {"rate .008, dropout .2": "{}", "rate .004": "{}, rate .004", "dropout .1": "{}, dropout .1"},
+        {
+            "rate .008, dropout .2": "{}",
+            "rate .004": "{}, rate .004",
+            "dropout .1": "{}, dropout .1",
+            START: f"{{}}, {START}",
+        },
     ),
     "switchboard_bleu": (
         ("softmax ×4", "MoC ×4, K = 3", "MoS ×4, K = 3", "MoS ×1, K = 3"),
@@ -101,6 +119,7 @@ SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid o
             "rate .006": "{}, rate .006",
             "dropout .1": "{}, dropout .1",
             "rate .006, dropout .1": "{}, rate .006, dropout .1",
+            START: f"{{}}, {START}",
             "Mogrifier": "Mogrifier, {}",
             "attention": "attention, {}",
         },
@@ -154,10 +173,9 @@ TRIALS = {  # files by heading of a training of seed 1, by table
         "dropout .3": "switchboard_bleu_dropout3",
         "rate .006, dropout .1": "switchboard_bleu_lr6_dropout1",
     },
-    "switchboard_bleu, start": {
-        "bias at zero": "switchboard_bleu",
-        "bias at the frequencies": "switchboard_bleu_frequencies",
-    },
+    "ptb_trials, start": {"bias at zero": "ptb_trials", START: "ptb_trials_frequencies"},
+    "ptb_small, start": {"bias at zero": "ptb_small", START: "ptb_small_frequencies"},
+    "switchboard_bleu, start": {"bias at zero": "switchboard_bleu", START: "switchboard_bleu_frequencies"},
 }
 LEADING = {  # label and rank by end of the preset's name
     "sigsoftmax": ("sigsoftmax", "full"),
@@ -194,6 +212,7 @@ def page_tables(folder: Path) -> dict[str, str]:
         tables[f"{file}, spreads"] = tests.spreads()
         tried = SeedTests([*entries, *trial_entries(folder, file)])
         tables[f"{file}, pairs"] = tried.pairs(pairs)
+        tables[f"{file}, starts"] = tried.pairs(STARTS)
         tables[f"{file}, settings"] = tried.grid(BASELINES[0], *SETTINGS[file])
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
@@ -222,13 +241,13 @@ def rows(name: str, entries: list[Any]) -> list[Any]:
 def leads(folder: Path) -> str:
     """Lead of each head over softmax, in per cent of the mean test perplexity over its seeds, by files.
 
-    Heads that no file has are left out.
+    Heads that no file has, and learned factors, are left out.
     """
     found = [perplexities(entries_of(folder, file)) for file in LEADS]
     rows = [
         [label, rank, *(lead(own.get(name), own["softmax"]) for own in found)]
         for name, (label, rank) in LEADING.items()
-        if any(name in own for own in found)
+        if any(name in own for own in found) and not name.endswith("_learned_scale")
     ]
     return markdown(["head", "rank of log P", *LEADS.values()], rows)
 

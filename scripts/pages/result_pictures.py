@@ -2,10 +2,11 @@
 
 bottleneck.svg, gradients.svg and reverse_copy.svg show what `lm bottleneck`, `lm analyze gradient` and
 `lm reverse-copy` measured. NAME_curves.svg shows the validations of the trainings of
-scripts/tables/NAME.toml.
+scripts/tables/NAME.toml, and starts.svg those with two starts of the output bias.
 """
 
 from functools import partial
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ DRAWN = (  # by end of the preset's name
     *("softmax", "mos_k1_linear", "mos_k1_scale1", "mos_k1", "moc_scale1", "moc", "mos_scale1", "mos"),
     *("doc", "mfs", "cpr"),
 )
-ONE_COMPONENT = "#777777"  # colour of the controls with one component and tanh
+STARTED = ("mos", "mos_k1_linear", "softmax")  # heads of starts.svg
+ONE_COMPONENT = (
+    "#777777"  # colour of the controls with one component and tanh, and of softmax ×4 beside softmax
+)
 
 
 def style_of(head: str) -> dict[str, Any]:
@@ -83,6 +87,37 @@ def draw_curves(figure: Figure, name: str) -> None:
     axes.legend(frameon=False)
 
 
+def draw_starts(figure: Figure) -> None:
+    """Two panels: nats ahead of softmax, whose bias begins at zero, over training, seed 1."""
+    panels = figure.subplots(1, 2)
+    for axes, (name, title) in zip(
+        panels, {"ptb_small": "Penn Treebank", "switchboard_bleu": "Switchboard"}.items(), strict=True
+    ):
+        zero, started = (_validations(file) for file in (name, f"{name}_frequencies"))
+        for head in STARTED:
+            style = style_of(head) | {"linestyle": "-"}
+            style |= {"color": ONE_COMPONENT} if head == "mos_k1_linear" else {}
+            for curves, own in ((started, {}), (zero, {"linestyle": "--", "label": None})):
+                steps = curves[head].keys() & zero["softmax"].keys()
+                ahead = {int(step): log(zero["softmax"][step] / curves[head][step]) for step in steps}
+                axes.plot(*zip(*sorted(ahead.items()), strict=True), marker=".", **style | own)
+        axes.set_xlabel("updates")
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("nats ahead of softmax, validation")
+    panels[0].legend(frameon=False, title="bias at the frequencies\n(dashed: at zero)")
+
+
+def _validations(name: str) -> dict[str, dict[str, float]]:
+    """Validation perplexity by update of the trainings with seed 1 of a table, by head."""
+    found = {
+        head_of(row): row["numbers"].get("valid_curve")
+        for row in entries_of(RESULTS, name)
+        if row["seeds"] == [1]
+    }
+    return {head: curve for head, curve in found.items() if curve}
+
+
 def draw_gradients(figure: Figure) -> None:
     """Four panels: trainers and readers, one repeated symbol, and gradients over training."""
     relay, spam, share, ranks = figure.subplots(2, 2).flat
@@ -95,6 +130,7 @@ def draw_gradients(figure: Figure) -> None:
 def result_pictures(folder: Path) -> dict[str, str]:
     """The pictures by file name, drawn in ``folder``: two runs draw equal text with the same matplotlib."""
     save_figure([folder / "gradients.svg"], draw_gradients, size=(11, 8.4), style=STYLE)
+    save_figure([folder / "starts.svg"], draw_starts, size=(10, 4), style=STYLE)
     for name in CURVES:
         save_figure(
             [folder / f"{name}_curves.svg"], partial(draw_curves, name=name), size=(7, 4), style=STYLE

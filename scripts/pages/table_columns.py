@@ -220,6 +220,11 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("processor minutes", "processor_minutes", fixed(2)),
         ),
     ),
+    "own_small": (
+        "own_small",
+        "variation",
+        (("best at, seeds 1, 2", "best_at", fixed(0)), ("valid ppl", "valid_perplexity", fixed(2))),
+    ),
     "record_tries_20": (
         "record_tries_20",
         "try",

@@ -186,7 +186,7 @@ def tested() -> dict[str, str]:
         patch.syspath_prepend(str(ROOT / "scripts"))
         tables = importlib.import_module("pages.page_tables")
         drawn = tables.page_tables(ROOT / "results")
-    kinds = ("tests", "spreads", "pairs")
+    kinds = ("tests", "spreads", "pairs", "starts")
     return {name: drawn[name] for name in (f"{file}, {kind}" for file in tables.PAIRS for kind in kinds)}
 
 
