@@ -74,7 +74,7 @@ def _ready(config: DialogConfig, codec: Codec, splits: _Splits, place: Place) ->
         sha256 = start_dialog(config, model.embedding, model.decoder, model.head)
         hashes |= {TRUNK_HASH: sha256} if sha256 else {}
         if config.head.start == "frequencies":
-            words = zip(codec.vocabulary.tokens, codec.vocabulary.expected_counts(), strict=True)
+            words = zip(codec.vocabulary.tokens, codec.expected_counts(), strict=True)
             counts = [0 if token in NEVER_SAID else count for token, count in words]
             start_at_frequencies(model.head, counts)
     freeze(config.train, model)

@@ -85,8 +85,8 @@ class EarlyStop(StopFlag):
     """Signal handling of all commands except training: the first signal raises KeyboardInterrupt anywhere.
 
     In a section of :func:`lm.stop.deferred_signals` the KeyboardInterrupt comes at the end of the section. In
-    an import, a finaliser or the callback of a weak reference, which may swallow exceptions, the first
-    signal ends the process.
+    an import, a finaliser or the callbacks of Python's own containers of weak references, which may swallow
+    exceptions, the first signal ends the process.
     """
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

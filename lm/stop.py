@@ -153,8 +153,9 @@ def deferred_signals(wake: Callable[[], None] | None = None) -> Iterator[None]:
     """A section that defers the KeyboardInterrupt of the first signal to its end.
 
     Use it for the few steps that publish files, and for libraries that an exception at a random place breaks,
-    with ``wake``, which the handler of the signal calls to end them. A handler that raises calls
-    :func:`postpone` before. A second signal still ends the process at once.
+    with ``wake``, which the handler of the signal calls to end them. Of nested sections it is that of the
+    innermost that has one. A handler that raises calls :func:`postpone` before. A second signal still ends
+    the process at once.
     """
     with _depth(1, wake):
         yield
@@ -174,8 +175,11 @@ def _depth(change: int, wake: Callable[[], None] | None = None) -> Iterator[None
         return
     before = _shield.depth, _shield.wake
     try:
-        _shield.depth, _shield.wake = max(0, _shield.depth + change), wake or _shield.wake
+        _shield.wake = wake or _shield.wake
+        _shield.depth = max(0, _shield.depth + change)
         _shield.deliver()
+        if wake and _shield.pending:
+            wake()
         yield
     finally:
         _shield.depth, _shield.wake = before

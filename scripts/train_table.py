@@ -81,10 +81,9 @@ class Training:
         known = evaluation_names(self.run)
         named = f"evaluation = {self.table.evaluation!r} in the table: {self.run} has {', '.join(known)}"
         require(self.table.evaluation in known, f"{named}; correct the key")
-        same = [name for name in known if unhashed(name) == self.table.evaluation]
-        require(
-            len(same) == 1, f"{self.run}: evaluated on several texts: {', '.join(same)}; remove the others"
-        )
+        same = [name for name in known if unhashed(name) == unhashed(self.table.evaluation)]
+        several = f"{self.run}/evaluation: has {', '.join(same)}, of several texts"
+        require(len(same) == 1, f"{several}; remove it and run the same command again")
         analyses: dict[str, Any] = {name: read_json(self._analysis(name)) for name in self.table.analyses}
         result = load(self.run, self.table.evaluation, analyses)
         made = entry(

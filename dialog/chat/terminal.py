@@ -140,7 +140,7 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
     with CTRL_C.held():
         while not repl.ended:
             try:
-                line = _typed(session)
+                line = typed_line(session)
             except Press:
                 continue
             except EOFError:
@@ -153,26 +153,30 @@ def converse_on_terminal(repl: "Repl", output: TextIO) -> None:
             _print(console, repl.notes, "dim italic")
 
 
-def _typed(session: "PromptSession[str]") -> str:
+def typed_line(session: "PromptSession[str]") -> str:
     """A line typed at the prompt. EOFError after Ctrl-D, Press after Ctrl-C.
 
     Another signal ends the prompt by its event loop, because after an exception inside of asyncio a task may
-    wait forever.
+    wait forever. A terminal without movements of the cursor has a prompt without such tasks.
     """
-    app = session.app
-    signals = list[None]()
+    from prompt_toolkit.utils import is_dumb_terminal
+
+    app, came = session.app, False
 
     def wake() -> None:
-        signals.append(None)
+        nonlocal came
+        came = True
         if loop := app.loop:
-            loop.call_soon_threadsafe(leave)
+            loop.call_soon_threadsafe(end_prompt)
 
-    def leave() -> None:
-        if signals and app.future and not app.future.done():
+    def end_prompt() -> None:
+        if came and app.future and not app.future.done():
             app.exit(exception=EOFError)
 
+    if is_dumb_terminal():
+        return session.prompt("> ")
     with deferred_signals(wake):
-        return session.prompt("> ", pre_run=leave)
+        return session.prompt("> ", pre_run=end_prompt)  # for a signal that came before there was a loop
 
 
 def _print(console: "Console", lines: Iterable[str], style: str) -> None:

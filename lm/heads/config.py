@@ -224,6 +224,10 @@ class HeadConfig(Section):
             raise ValueError(
                 f"components = {self.components}: a {self.kind} head has one; set head.components = 1"
             )
+        if self.start == "frequencies" and not self.output_bias:
+            raise OwnRemedyError(
+                'start = "frequencies": needs a bias; set head.output_bias = true, or head.start = "random"'
+            )
         if self.kind == "mixtape" and self.components & (self.components - 1):
             raise OwnRemedyError(
                 f"components = {self.components}: mixtape divides them by a binary tree; choose 2, 4 or 8"

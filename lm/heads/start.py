@@ -32,13 +32,9 @@ def start_at_frequencies(head: Head, counts: Sequence[int]) -> None:
     """Set the output bias so that contexts of zeros have the frequencies of words, at temperature 1.
 
     ``counts`` (V,) are those to expect, to which 1 is added (Meister et al. 2023, for softmax). Raises
-    ConfigError for a head without a bias, and for a vocabulary without counts, as that of a pretrained
-    tokenizer.
+    ConfigError for a vocabulary without counts. ``head`` has a bias.
     """
-    if head.bias is None:
-        raise ConfigError(
-            'head.start = "frequencies": needs a bias; set head.output_bias = true, or head.start = "random"'
-        )
+    assert head.bias is not None
     if not any(counts):
         raise ConfigError(
             'head.start = "frequencies": this vocabulary has no counts of words; set head.start = "random"'

@@ -117,7 +117,7 @@ def _ready(config: LmConfig, codec: Codec, splits: _Splits, place: Place) -> Rea
         elif sha256 := start_pretrained(config, model.layers, model.embedding, model.head):
             hashes[TRUNK_HASH] = sha256
         if config.head.start == "frequencies" and not config.train.start_from:
-            start_at_frequencies(model.head, words.expected_counts())
+            start_at_frequencies(model.head, codec.expected_counts())
     path = "" if config.train.start_from else config.model.vectors  # a finetuned model has its embedding
     vectors = start_with_vectors(model.embedding, path, codec, place)
     if vectors is not None:

@@ -147,17 +147,6 @@ class Vocabulary:
         ranked = sorted(kept, key=lambda token: (-kept[token], order[token]))
         return cls(ranked, [kept[token] for token in ranked])
 
-    def expected_counts(self) -> list[int]:
-        """Counts to expect in a text as long as that of training.
-
-        These are those of training, but an ``<unk>`` that training lacks has as many as there are words
-        that occur once (Good 1953, whose estimate of the share of unseen words is that).
-        """
-        counts = list(self.counts)
-        if self.unk is not None and not counts[self.unk]:
-            counts[self.unk] = counts.count(1)
-        return counts
-
     def ids(self, tokens: Iterable[str]) -> list[int]:
         """Ids of tokens, including special ones, with ``<unk>`` for unknown tokens.
 
@@ -195,6 +184,17 @@ class Codec:
     def response_start(self) -> int:
         """Id of the token before a response: ``<s>``, or the last one of a chat template's prompt."""
         return self.vocabulary.bos if self.chat is None else self.chat.first
+
+    def expected_counts(self) -> list[int]:
+        """Counts of tokens in training, but of ``<unk>`` at least as many as there are words that occur once.
+
+        So many new words are expected in another text of this length (Good 1953). Learned pieces and those of
+        pretrained tokenizers are never new.
+        """
+        counts, unknown = list(self.vocabulary.counts), self.vocabulary.unk
+        if unknown is not None and self.tokenizer.kind in PLAIN:
+            counts[unknown] = max(counts[unknown], counts.count(1))
+        return counts
 
     def encode(self, text: str, place: str = "") -> list[int]:
         """Ids of an utterance without ``<s>`` and ``</s>``, or of a language model's line with ``<eos>``.

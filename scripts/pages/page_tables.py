@@ -45,6 +45,7 @@ STARTS = (  # pairs of labels of trainings that begin so
     (f"MoC ×4, K = 3, {START}", "MoC ×4, K = 3"),
     (f"MoS ×4, K = 3, {START}", "MoS ×4, K = 3"),
     (f"MoS ×1, K = 3, {START}", "MoS ×1, K = 3"),
+    (f"softmax, {START}", "softmax ×4"),
     (f"softmax ×4, {START}", f"softmax, {START}"),
     (f"MoC ×4, K = 3, {START}", f"softmax, {START}"),
     (f"MoS ×4, K = 3, {START}", f"softmax, {START}"),
@@ -109,7 +110,7 @@ SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid o
             "rate .008, dropout .2": "{}",
             "rate .004": "{}, rate .004",
             "dropout .1": "{}, dropout .1",
-            START: f"{{}}, {START}",
+            START: "{}, " + START,
         },
     ),
     "switchboard_bleu": (
@@ -119,7 +120,7 @@ SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid o
             "rate .006": "{}, rate .006",
             "dropout .1": "{}, dropout .1",
             "rate .006, dropout .1": "{}, rate .006, dropout .1",
-            START: f"{{}}, {START}",
+            START: "{}, " + START,
             "Mogrifier": "Mogrifier, {}",
             "attention": "attention, {}",
         },
@@ -129,7 +130,6 @@ SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline 
 SHORT = {  # tables with these labels only
     "ptb_small, perplexity": (
         *BASELINES,
-        "MoC ×1, K = 3",
         "MoS ×1, K = 3",
         "MoS ×4, K = 3",
         "MoSS ×4, K = 3",
@@ -137,7 +137,6 @@ SHORT = {  # tables with these labels only
     ),
     "switchboard_bleu, short": (
         *BASELINES,
-        "MoC ×1, K = 3",
         "MoS ×1, K = 3",
         "MoS ×4, K = 3",
         "CPR ×4, 20 and 100 likely words, words of the context, pointer",

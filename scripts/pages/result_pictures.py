@@ -90,9 +90,8 @@ def draw_curves(figure: Figure, name: str) -> None:
 def draw_starts(figure: Figure) -> None:
     """Two panels: nats ahead of softmax, whose bias begins at zero, over training, seed 1."""
     panels = figure.subplots(1, 2)
-    for axes, (name, title) in zip(
-        panels, {"ptb_small": "Penn Treebank", "switchboard_bleu": "Switchboard"}.items(), strict=True
-    ):
+    tables = (("ptb_small", "Penn Treebank"), ("switchboard_bleu", "Switchboard"))
+    for axes, (name, title) in zip(panels, tables, strict=True):
         zero, started = (_validations(file) for file in (name, f"{name}_frequencies"))
         for head in STARTED:
             style = style_of(head) | {"linestyle": "-"}

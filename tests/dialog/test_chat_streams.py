@@ -7,13 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from dialog.batches import Example
 from dialog.chat.ctrl_c import CTRL_C, Press
-from dialog.chat.terminal import converse, history_file, prompt_session
+from dialog.chat.terminal import converse, history_file, prompt_session, typed_line
 from dialog.chat.transcript import read_transcript
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
@@ -192,8 +196,14 @@ def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
     assert terminal.ended() == 0
 
 
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
 @pytest.mark.parametrize("replying", [True, False])
-def test_other_signals_end_a_chat_at_once(terminal: Terminal, replying: bool) -> None:
+def test_other_signals_end_a_chat_at_once(tmp_path: Path, replying: bool, kind: str) -> None:
+    with closing(Terminal(tmp_path, kind)) as terminal:
+        _end_by_a_signal(terminal, replying)
+
+
+def _end_by_a_signal(terminal: Terminal, replying: bool) -> None:
     if replying:
         terminal.type("wait\r")
         terminal.expect("thinking")
@@ -202,6 +212,25 @@ def test_other_signals_end_a_chat_at_once(terminal: Terminal, replying: bool) ->
         terminal.expect("half a line")
     terminal.signal(signal.SIGTERM)
     assert terminal.ended() == Interrupted.exit_code
+
+
+@pytest.mark.parametrize("kind", ["dumb", "xterm"])
+def test_a_signal_before_the_first_event_of_a_prompt_ends_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with create_pipe_input() as keys, create_app_session(keys, DummyOutput()), EarlyStop():
+        session = prompt_session()
+        prompt = session.prompt
+
+        def signalled(*arguments: Any, **options: Any) -> str:
+            signal.raise_signal(signal.SIGTERM)
+            return prompt(*arguments, **options)
+
+        monkeypatch.setattr(session, "prompt", signalled)
+        with pytest.raises(KeyboardInterrupt):
+            typed_line(session)
 
 
 def test_a_signal_ends_a_chat_on_a_pipe() -> None:

@@ -73,8 +73,9 @@ def test_a_training_begins_at_the_frequencies_of_what_is_said(corpus: Path, tmp_
     """Tokens that no response contains have the least."""
     train(settings(corpus, "mos", 1, "head.start=frequencies"), tmp_path, no_report)
     bias = CheckpointStore.of(tmp_path).open("step-0").tensors("model")["head.bias"].double()
-    words = TrainedModel.load(tmp_path).codec.vocabulary
-    known = zip(words.tokens, words.expected_counts(), strict=True)
+    codec = TrainedModel.load(tmp_path).codec
+    words = codec.vocabulary
+    known = zip(words.tokens, codec.expected_counts(), strict=True)
     counts = [0 if token in NEVER_SAID else count for token, count in known]
     shares = torch.tensor(counts, dtype=torch.float64) + 1
     torch.testing.assert_close(bias.softmax(0), shares / shares.sum(), rtol=1e-6, atol=0)

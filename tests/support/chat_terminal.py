@@ -25,12 +25,12 @@ from tests.support.toy_chat import conversation
 class Terminal:
     """The other end of a terminal of 30 lines and 100 columns, on which the chat shows its first prompt."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str = "xterm") -> None:
         with warnings.catch_warnings():  # of the threads of the test runner, which hold no lock of ours
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid, self.master = pty.fork()
         if not self.pid:
-            _chat(folder)
+            _chat(folder, kind)
         os.set_blocking(self.master, False)
         self.resize(30, 100)
         self.screen = self.seen = ""  # what is shown after the text that was expected last, and all of it
@@ -101,12 +101,12 @@ class Terminal:
         self.hang_up()
 
 
-def _chat(folder: Path) -> None:
+def _chat(folder: Path, kind: str) -> None:
     """In the child: a chat as a program's; never returns."""
     code = 70
     try:
         os.chdir(folder)
-        os.environ |= {"XDG_STATE_HOME": str(folder), "TERM": "xterm"}
+        os.environ |= {"XDG_STATE_HOME": str(folder), "TERM": kind}
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode) for n, mode in ((0, "r"), (1, "w"), (2, "w")))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         own = create_app_session(create_input(), create_output())  # not those of the parent

@@ -254,7 +254,7 @@ def test_a_run_evaluated_on_other_references_too_gives_no_entry(module: ModuleTy
     folder.mkdir(parents=True)
     for one in (name, f"{name}.ba8b74"):
         (folder / f"{one}.json").write_text("{}")
-    with pytest.raises(ConfigError, match=f"runs/mos-1: .* {name}, {name}.ba8b74; remove the others"):
+    with pytest.raises(ConfigError, match=f"runs/mos-1/evaluation: has {name}, {name}.ba8b74, .* remove it"):
         training.measured("a machine")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError, StorageError
 from lm.measures import more_unknown
-from lm.text.tokenizers import PLAIN, Char, Tokenizer, WordPunct
+from lm.text.tokenizers import PLAIN, Char, Tokenizer, WordPunct, train_sentencepiece
 from lm.text.vocabulary import (
     BOS,
     DIALOG,
@@ -110,13 +110,16 @@ def test_vocabulary_holds_the_most_frequent_tokens_and_breaks_ties_by_first_appe
 
 def test_an_unknown_word_that_training_lacks_is_expected_as_often_as_words_occur_once() -> None:
     whole = Vocabulary.build({"a": 5, "b": 1, "c": 2, "d": 1}, 9)
-    known = dict(zip(whole.tokens, whole.expected_counts(), strict=True))
+    words = Codec(WordPunct(), whole)
+    known = dict(zip(whole.tokens, words.expected_counts(), strict=True))
     assert known == {PAD: 0, UNK: 2, "a": 5, "c": 2, "b": 1, "d": 1, BOS: 0, EOS: 0}
-    for counted in (
-        Vocabulary.build({"a": 5, "b": 1, "c": 2, "d": 1}, 5),
-        Vocabulary.of_text({"a": 5, "b": 1, EOS_WORD: 3}),
-    ):
-        assert counted.expected_counts() == list(counted.counts)
+    rare = Vocabulary.of_text({"a": 5, "b": 1, UNK: 1, "c": 1, EOS_WORD: 3})
+    assert Codec(WordPunct(), rare).expected_counts()[rare.ids([UNK])[0]] == 3
+    pieces = Codec(train_sentencepiece("bpe", ["one or two words and some more"], 40, True), whole)
+    frequent = Vocabulary.of_text({"a": 5, "b": 1, UNK: 2, EOS_WORD: 3})
+    closed = Vocabulary.of_text({"a": 5, "b": 1, EOS_WORD: 3})
+    for codec in (Codec(WordPunct(), frequent), Codec(WordPunct(), closed), pieces):
+        assert codec.expected_counts() == list(codec.vocabulary.counts)
 
 
 def test_required_tokens_displace_the_least_frequent() -> None:
