@@ -188,8 +188,8 @@ class Codec:
     def expected_counts(self) -> list[int]:
         """Counts of tokens in training, but of ``<unk>`` at least as many as there are words that occur once.
 
-        So many new words are expected in another text of this length (Good 1953). Learned pieces and those of
-        pretrained tokenizers are never new.
+        That number of new words is expected in another text of this length (Good 1953). Learned pieces and
+        those of pretrained tokenizers are never new.
         """
         counts, unknown = list(self.vocabulary.counts), self.vocabulary.unk
         if unknown is not None and self.tokenizer.kind in PLAIN:
