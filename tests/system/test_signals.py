@@ -58,7 +58,10 @@ def test_a_deferred_signal_wakes_what_it_waits_for() -> None:
     assert seen == ["woken", "ended"]
     with pytest.raises(KeyboardInterrupt), EarlyStop(), deferred_signals():
         send()
-    assert seen == ["woken", "ended"]  # nothing is left of it
+        assert seen == ["woken", "ended"]  # nothing is left of it
+        with deferred_signals(lambda: seen.append("at once")):
+            seen.append("ended")
+    assert seen[2:] == ["at once", "ended"]
 
 
 def test_a_flag_that_raises_defers_a_signal_too() -> None:
