@@ -56,11 +56,16 @@ def test_a_deferred_signal_wakes_what_it_waits_for() -> None:
     with pytest.raises(KeyboardInterrupt), EarlyStop():
         work()
     assert seen == ["woken", "ended"]
-    with pytest.raises(KeyboardInterrupt), EarlyStop(), deferred_signals():
-        send()
-        assert seen == ["woken", "ended"]  # nothing is left of it
-        with deferred_signals(lambda: seen.append("at once")):
-            seen.append("ended")
+
+    def late() -> None:
+        with deferred_signals():
+            send()
+            assert seen == ["woken", "ended"], "nothing is left of the first section"
+            with deferred_signals(lambda: seen.append("at once")):
+                seen.append("ended")
+
+    with pytest.raises(KeyboardInterrupt), EarlyStop():
+        late()
     assert seen[2:] == ["at once", "ended"]
 
 
