@@ -200,18 +200,14 @@ def test_ctrl_c_never_ends_a_chat(terminal: Terminal) -> None:
 @pytest.mark.parametrize("replying", [True, False])
 def test_other_signals_end_a_chat_at_once(tmp_path: Path, replying: bool, kind: str) -> None:
     with closing(Terminal(tmp_path, kind)) as terminal:
-        _end_by_a_signal(terminal, replying)
-
-
-def _end_by_a_signal(terminal: Terminal, replying: bool) -> None:
-    if replying:
-        terminal.type("wait\r")
-        terminal.expect("thinking")
-    else:
-        terminal.type("half a line")
-        terminal.expect("half a line")
-    terminal.signal(signal.SIGTERM)
-    assert terminal.ended() == Interrupted.exit_code
+        if replying:
+            terminal.type("wait\r")
+            terminal.expect("thinking")
+        else:
+            terminal.type("half a line")
+            terminal.expect("half a line")
+        terminal.signal(signal.SIGTERM)
+        assert terminal.ended() == Interrupted.exit_code
 
 
 @pytest.mark.parametrize("kind", ["dumb", "xterm"])

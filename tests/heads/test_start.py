@@ -62,7 +62,9 @@ def test_without_its_matrix_a_head_has_the_frequencies_that_it_began_with(kind: 
 def test_a_head_or_vocabulary_without_frequencies_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'head\.start = "frequencies": .*no counts of words'):
         start_at_frequencies(Head(HeadConfig(), HIDDEN, WORDS), [0] * WORDS)
-    with pytest.raises(ValueError, match='start = "frequencies": needs a bias'):
+    with pytest.raises(
+        ValueError, match=r'start = "frequencies": needs a bias; set head\.output_bias = true'
+    ):
         HeadConfig(start="frequencies", output_bias=False)
 
 
