@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / "build" / "wheel"
 TOOLS = ("build>=1.2", "twine>=6")
-TESTERS = ("pytest>=8.4", "pytest-timeout>=2.3", "hypothesis>=6.130")
+TESTERS = ("pytest>=8.4", "pytest-timeout>=2.3", "hypothesis>=6.130", "nltk>=3.10.4")
 EXTRAS = ("hf",)
 QUICK = (
     "tests/config/test_load.py", "tests/config/test_places.py", "tests/config/test_tomlfile.py",

@@ -220,11 +220,10 @@ def responses_report(
         treatment,
         len(responses.references) - len(judged),
     )
-    libraries = {name: importlib.metadata.version(name) for name in ("nltk", "sacrebleu")}
     return ResponsesReport(
         scores=scores,
         yardsticks=Yardsticks(human, _constant_answers(scorer, responses, split), _WARNING),
-        metric_versions={"highrank": __version__, **libraries},
+        metric_versions={"highrank": __version__, "sacrebleu": importlib.metadata.version("sacrebleu")},
         without_true_response=apart,
     ), contexts
 

@@ -384,7 +384,7 @@ def write_result(
 def versions() -> dict[str, JSON]:
     """Versions of Python, Highrank and the libraries that affect its numbers."""
     found: dict[str, JSON] = {"highrank": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "nltk", "sacrebleu", "sentencepiece", "datasets"):
+    for name in ("torch", "numpy", "sacrebleu", "sentencepiece", "datasets"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

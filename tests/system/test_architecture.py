@@ -45,13 +45,14 @@ def imports(name: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_packages_that_are_imported_are_dependencies() -> None:
+def test_packages_that_are_imported_are_the_dependencies() -> None:
     """Others belong to an extra, and a command that needs one says which."""
     known = {"tokenizers": "transformers"}  # packages that come with another
     found = {target.split(".")[0] for name in MODULES for target in imports(name)}
     others = {known.get(name, name) for name in found - sys.stdlib_module_names - set(PACKAGES)}
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {re.split("[^a-z0-9_]", text)[0] for text in declared["dependencies"]}
+    assert needed <= others
     assert others - needed == {"optuna", "starlette", "uvicorn", "transformers", "triton", "_typeshed"}
 
 
