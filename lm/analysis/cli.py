@@ -21,6 +21,7 @@ from lm.analysis.opened import (
     alike,
     figures_folder,
     measured,
+    naming,
     opened_with_text,
     report_runs,
 )
@@ -140,7 +141,8 @@ def components(
 
     with process_group() as group:
         [(opened, text)] = opened_with_text([run], data, limit, checkpoint, group=group)
-        result = Measured.of(opened, text, components_of_run(opened.trained, text.ids))
+        with naming(opened):
+            result = Measured.of(opened, text, components_of_run(opened.trained, text.ids))
     write_result(json_file, result, config=opened.trained.config)
     show(*component_tables(str(run), result.found))
 
@@ -198,17 +200,17 @@ def temperature(
         profile,
         temperature_report,
         temperature_tables,
-        with_temperatures,
     )
     from lm.disk.storage import make_folder
 
     results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
     steps = opened_with_text(runs, data, limit, checkpoint, over_training)
-    for opened, text in with_temperatures(alike(steps, texts=False)):
+    for opened, text in alike(steps, texts=False):
         words = opened.trained.codec.vocabulary
         at = None if word is None else positions(text.ids, words.tokens, word)
-        found = profile(opened.trained, text.ids)
+        with naming(opened):
+            found = profile(opened.trained, text.ids)
         report = temperature_report(found, words.tokens)
         if at is not None:
             report = replace(report, word=word, occurrences=occurrences(found, text.ids, words.tokens, at))
@@ -262,9 +264,9 @@ def gates(
     Example: lm analyze gates runs/ptb_small_softmax runs/ptb_small_mogrifier
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.gates import gate_statistics, gate_tables, with_gates
+    from lm.analysis.gates import gate_statistics, gate_tables
 
-    steps = with_gates(opened_with_text(runs, data, limit, checkpoint))
+    steps = opened_with_text(runs, data, limit, checkpoint)
     report_runs(json_file, measured(steps, gate_statistics), gate_tables)
 
 

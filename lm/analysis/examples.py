@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
+from lm.heads.sampling import ranked
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
 
@@ -122,11 +123,9 @@ def find_examples(
 
 def _guesses(logs: Tensor, words: Sequence[str], count: int) -> list[Guess]:
     """Likeliest words with their probabilities. Ties go to the smaller id."""
-    order = torch.sort(logs, descending=True, stable=True)
-    return [
-        Guess(words[index], float(value.exp()))
-        for value, index in zip(order.values[:count], order.indices[:count].tolist(), strict=True)
-    ]
+    values, indices = ranked(logs[None], min(count, len(logs)))
+    best = zip(indices[0].tolist(), values[0].exp().tolist(), strict=True)
+    return [Guess(words[index], probability) for index, probability in best]
 
 
 def compare_runs(first: TrainedLm, second: TrainedLm, ids: Ids, wanted: Wanted) -> BetterTokens:

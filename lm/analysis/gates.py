@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.analysis.opened import OpenedText
 from lm.cells.layers import Layer
 from lm.console.tables import Table
 from lm.errors import DataError, require
@@ -52,7 +51,12 @@ class GateStatistics:
 
 
 def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
-    """Measure the gates of a run on a text. DataError without a token."""
+    """Measure the gates of a run on a text.
+
+    ConfigError for a trunk without recurrent layers, DataError without a token.
+    """
+    gated = bool(_gated(trained.model))
+    require(gated, "its trunk has no recurrent layers, and so no gates; name other runs")
     sums: dict[int, Tensor] = {}
     with _watched(trained.model, sums):
         tokens = sum(len(targets) for _, targets in trained.readings(ids))
@@ -60,14 +64,6 @@ def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
         raise DataError("the text has no tokens to analyse gates on; name a longer text")
     rows = [row for layer, found in sorted(sums.items()) for row in _rows(layer, found)]
     return GateStatistics(tokens, rows)
-
-
-def with_gates(steps: Iterator[OpenedText]) -> Iterator[OpenedText]:
-    """Pass on opened models. Raise ConfigError for one without recurrent layers."""
-    for opened, text in steps:
-        gated = bool(_gated(opened.trained.model))
-        require(gated, f"{opened.name}: its trunk has no recurrent layers, and so no gates; name other runs")
-        yield opened, text
 
 
 def _gated(model: LanguageModel) -> list[Layer]:

@@ -11,6 +11,7 @@ from lm.analysis.opened import (
     OverTraining,
     Runs,
     measured,
+    naming,
     opened_models,
     opened_with_text,
     report_runs,
@@ -101,9 +102,10 @@ def unargmaxable(
     spare_texts(json_file, runs, None)
     from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
 
+    results = {}
     with counting("searching") as progress:
-        results = {
-            opened.name: Measured.of(opened, None, unargmaxable_of_run(opened.trained, progress))
-            for opened in opened_models(runs, checkpoint, over_training)
-        }
+        for opened in opened_models(runs, checkpoint, over_training):
+            with naming(opened):
+                found = unargmaxable_of_run(opened.trained, progress)
+            results[opened.name] = Measured.of(opened, None, found)
     report_runs(json_file, results, unargmaxable_tables)

@@ -1,6 +1,7 @@
 """Runs and texts that an analysis opens, and what its result says about them. Imports nothing heavy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
@@ -174,9 +175,20 @@ class Measured(Generic[T]):
 
 def measured(steps: Iterator[OpenedText], measure: "Callable[[TrainedLm, Ids], T]") -> dict[str, Measured[T]]:
     """Results of ``measure`` on each opened model and the token ids of its text, by name."""
-    return {
-        opened.name: Measured.of(opened, text, measure(opened.trained, text.ids)) for opened, text in steps
-    }
+    found = {}
+    for opened, text in steps:
+        with naming(opened):
+            found[opened.name] = Measured.of(opened, text, measure(opened.trained, text.ids))
+    return found
+
+
+@contextmanager
+def naming(opened: Opened) -> Iterator[None]:
+    """Context manager: a ConfigError, as of a head that an analysis does not know, names the model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{opened.name}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ N tokens · V words.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from lm.language.evaluate import BLOCK
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lm.analysis.opened import OpenedText
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
 
@@ -61,24 +60,17 @@ class Profile:
         return mean_intervals(self.at_words[self.places], self.places[:, 0] // BLOCK, RESAMPLES, seed=1)
 
 
-def with_temperatures(steps: "Iterator[OpenedText]") -> "Iterator[OpenedText]":
-    """Pass on opened models. Raise ConfigError for a head whose temperature is one number."""
-    for opened, text in steps:
-        head = opened.trained.model.head
-        require(
-            head.temperature is not None,
-            f"{opened.name}: head.temperature = {head.config.temperature!r} is the same for every word; name"
-            " runs with contextual, exponential, additive or sigmoid",
-        )
-        yield opened, text
-
-
 def profile(trained: "TrainedLm", ids: "Ids") -> Profile:
     """Compute the temperatures at every position of a text, in float64. Memory is O(N + V).
 
-    The head has temperatures of its words, as :func:`with_temperatures` ensures. DataError without a token.
+    ConfigError for a head whose temperature is one number, DataError without a token.
     """
     head = copy.deepcopy(trained.model.head).double()
+    require(
+        head.temperature is not None,
+        f"head.temperature = {head.config.temperature!r} is the same for every word; name runs with"
+        " contextual, exponential, additive or sigmoid",
+    )
     vocab = head.vocab_size
     sums, squares = torch.zeros(2, vocab, dtype=torch.float64)
     near: Tensor | None = None  # (V,) temperatures that sums are relative to, so that squares do not cancel
@@ -206,14 +198,12 @@ def positions(ids: "Ids", words: Sequence[str], word: str) -> np.ndarray:
     return at
 
 
-def occurrences(
-    found: Profile, ids: "Ids", words: Sequence[str], at: np.ndarray, context: int = 8
-) -> list[Occurrence]:
-    """Occurrences of a word ``at`` its :func:`positions`, as in Table 6."""
+def occurrences(found: Profile, ids: "Ids", words: Sequence[str], at: np.ndarray) -> list[Occurrence]:
+    """Occurrences of a word ``at`` its :func:`positions`, after eight words each, as in Table 6."""
     return [
         Occurrence(
             position=int(place),
-            context=[words[index] for index in ids[max(0, place - context) : place].tolist()],
+            context=[words[index] for index in ids[max(0, place - 8) : place].tolist()],
             temperature=float(found.at_words[place]),
             mean_of_words=float(found.of_contexts[place]),
         )

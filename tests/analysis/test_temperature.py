@@ -165,11 +165,11 @@ def test_every_place_of_a_word_has_its_temperature(
     ids, words = ids_of(trained, 50), trained.codec.vocabulary.tokens
     word = words[ids[20]]
     found = profile(trained, ids)
-    places = occurrences(found, ids, words, positions(ids, words, word), context=3)
+    places = occurrences(found, ids, words, positions(ids, words, word))
     assert [place.position for place in places] == np.flatnonzero(ids == ids[20]).tolist()
     assert [place.temperature for place in places] == found.at_words[ids == ids[20]].tolist()
     here = next(place for place in places if place.position == 20)
-    assert here.context == [words[index] for index in ids[17:20]]
+    assert here.context == [words[index] for index in ids[12:20]]
     with pytest.raises(DataError, match=r"--word no\\nword: not in the text"):
         positions(ids, words, "no\nword")
     write_run(tmp_path / "run", temperature="sigmoid")

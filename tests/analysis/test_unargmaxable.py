@@ -150,6 +150,9 @@ def test_the_command_counts_words_of_runs(
     assert (found["undecided"], found["undecided_free"]) == (0, 0)
     assert "free contexts" in out
     assert "undecided" not in out
+    write_run(tmp_path / "hot", temperature="sigmoid")
+    code, _, err = ending(main, "analyze", "unargmaxable", "a", "hot")
+    assert (code, err.startswith("hot: head.kind = 'softmax', head.temperature = 'sigmoid'")) == (2, True)
 
 
 def test_the_command_counts_undecided_words_apart(
