@@ -26,7 +26,10 @@ from tests.support.tiny_text import folder_of, opened, read_back, standard, text
 LINE = st.text(alphabet="ab N,é\t", max_size=12)
 
 
-@given(*(st.lists(LINE, min_size=1, max_size=8) for _ in range(3)), st.integers(1, 9))
+@given(
+    *(st.lists(LINE, min_size=1, max_size=8) for _ in range(3)),
+    st.one_of(st.integers(1, 9), st.just(10**15)),  # a file of any size needs the memory of its tokens alone
+)
 @settings(max_examples=25, deadline=None)
 def test_stored_ids_are_the_words_of_the_text(
     tmp_path_factory: pytest.TempPathFactory, train: list[str], valid: list[str], test: list[str], most: int

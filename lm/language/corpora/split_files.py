@@ -102,7 +102,7 @@ def write_split(
     """
     folder.mkdir()
     digest, sizes = hashlib.sha256(), list[int]()
-    buffer = np.empty(shard_tokens, id_dtype(codec))
+    buffer = np.empty(min(shard_tokens, counts.words.total()), id_dtype(codec))
     filled = 0
 
     def flush() -> None:
@@ -115,10 +115,10 @@ def write_split(
     for ids in chunks:
         add_ids(digest, ids)
         while len(ids):
-            taken = min(len(ids), shard_tokens - filled)
+            taken = min(len(ids), len(buffer) - filled)
             buffer[filled : filled + taken] = ids[:taken]
             filled, ids = filled + taken, ids[taken:]
-            if filled == shard_tokens:
+            if filled == len(buffer):
                 flush()
                 filled = 0
     if filled:
