@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from torch import Tensor
 
+from lm.engine.shapes import shapes_only
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
-from lm.heads.registry import HEADS
 from lm.heads.states import Layers
 
 INTERVALS = 100  # of plif
@@ -30,16 +30,9 @@ class SweepPoint:
 
     def parameters(self, contexts: int, vocab: int) -> int:
         """Number of parameters of the table of contexts and the head."""
-        size, hidden, components = self.embedding_size, self.hidden_size, self.components
-        total = contexts * self.width + vocab * size + vocab
-        if not HEADS[self.kind].is_mixture:
-            total += INTERVALS if self.kind == "plif" else 0
-            return total + (hidden * size if hidden != size else 0)
-        total += (hidden + 1) * self.config.contexts * size
-        gates = components - 1
-        if self.kind == "mixtape":
-            return total + gates * (size * hidden + hidden + vocab) + (vocab * size if gates else 0)
-        return total + (hidden * components if gates else 0)
+        with shapes_only():
+            head = self.head(vocab)
+        return contexts * self.width + sum(parameter.numel() for parameter in head.parameters())
 
     @property
     def width(self) -> int:

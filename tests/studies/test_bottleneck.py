@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lm.errors import ConfigError, DivergenceError, StorageError, visible
-from lm.heads.head import HEADS
 from lm.studies.bottleneck import (
     POINTS,
     RESULT,
@@ -24,7 +23,7 @@ from lm.studies.bottleneck import (
 )
 from lm.studies.bottleneck_figure import Name, bottleneck_tables, component_series, draw_bottleneck, series
 from lm.studies.known_language import Language, measured_rank
-from lm.studies.sweep_point import SweepPoint, possible
+from lm.studies.sweep_point import SweepPoint
 from tests.support.signals import signal_at
 
 TINY = BottleneckOptions(
@@ -80,16 +79,6 @@ def test_divergence_and_entropy_are_expectations_over_contexts() -> None:
     assert language.divergence(model) == pytest.approx(kl)
     assert language.entropy == pytest.approx(entropy)
     assert language.divergence(language.log_probs) == 0
-
-
-@pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize(("components", "size", "hidden"), [(1, 4, 4), (3, 4, 7), (1, 2, 9)])
-def test_parameters_are_counted_to_the_unit(kind: str, components: int, size: int, hidden: int) -> None:
-    if not possible(kind, components):
-        components += 1
-    point = SweepPoint(kind, components if HEADS[kind].mixes != "nothing" else 1, size, hidden)
-    count = sum(parameter.numel() for parameter in point.head(vocab=11).parameters()) + 5 * point.width
-    assert point.parameters(contexts=5, vocab=11) == count
 
 
 @pytest.mark.parametrize("components", [(2, 4, 8), BottleneckOptions().component_sweep])
