@@ -112,8 +112,9 @@ class CausalDecoder(Decoder[CacheState]):
     def read(self, words: Tensor, state: CacheState) -> tuple[Layers, CacheState]:
         """Hidden states (T, R, ·) of embedded inputs (T, R, E), and the state after them.
 
-        DataError if the trunk has no room left. It then has emptied its cache, as no context is empty.
+        DataError if the trunk has no room left.
         """
+        # a length is 0 only where a pretrained trunk reached its span and began anew: no context is empty
         seen = int(state.lengths.max()) if bool(state.lengths.all()) else self.trunk.span
         self._require_room(seen + len(words))
         return self._found(self.trunk(words, state))

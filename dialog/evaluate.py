@@ -24,7 +24,7 @@ from dialog.metrics.distinct import warnings
 from dialog.metrics.references import ReferenceItem, align_references, read_references
 from dialog.metrics.scores import Responses, ResponseScores, Scorer, responses_report
 from dialog.results import DialogData, DialogEvaluation, ResponseLikelihood
-from dialog.trained import TargetScore, TrainedModel
+from dialog.trained import TargetScore, TrainedModel, open_models
 from dialog.utterance import Dialog
 from lm.config.load import Resolved, require_effect
 from lm.config.named_data import own_split, split_of_run
@@ -39,7 +39,6 @@ from lm.runs.evaluations import (
     Member,
     Subject,
     keep,
-    loaded,
     members,
     require_keepable,
 )
@@ -116,7 +115,7 @@ def evaluate(
     """
     with process_group() as group:
         group.share(lambda: require_output(output, [data, references]))
-        model, weights = group.every(lambda: _loaded([run, *others], checkpoint))
+        model, weights = group.every(lambda: open_models([run, *others], checkpoint))
         group.share(lambda: require_keepable(run))
         model = replace(model, group=group)
         search = _overridden(model.config, overrides)
@@ -157,13 +156,6 @@ def evaluate(
             return keep(run, result, columns | contexts, details).name
 
         return replace(result, name=group.share(write))
-
-
-def _loaded(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[str | None]]:
-    """The model of a run, or the ensemble of several, and the fingerprint of the weights of each."""
-    members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
-    joined = TrainedModel.joined([model for model, _ in members], list(map(visible, runs)))
-    return joined, [weights for _, weights in members]
 
 
 def _overridden(config: DialogConfig, overrides: Sequence[str]) -> DecodeConfig:

@@ -34,6 +34,7 @@ from lm.huggingface.starting import local
 from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined
 from lm.runs.checkpoint import CheckpointStore
+from lm.runs.evaluations import loaded
 from lm.runs.inputs import opened_run
 from lm.steps import Check, OnProgress, no_progress, unchecked
 from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
@@ -355,3 +356,19 @@ def _seed(item: Item, seed: int) -> int:
     for utterance, floor in zip(item.context, item.floors, strict=True):
         digest.update(np.asarray((floor, *utterance), dtype=np.int64).tobytes())
     return int.from_bytes(digest.digest()[:7], "little")
+
+
+def open_models(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[str | None]]:
+    """The model of a run, or the ensemble of several, and the fingerprint of the weights of each.
+
+    Raises the errors of :meth:`TrainedModel.load` and :meth:`TrainedModel.joined`.
+    """
+    members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
+    joined = TrainedModel.joined([model for model, _ in members], [visible(run) for run in runs])
+    return joined, [weights for _, weights in members]
+
+
+def require_forward(model: TrainedModel, run: Path) -> None:
+    """Raise ConfigError for a model that says the utterances before a response."""
+    if model.config.data.direction == "backward":
+        raise ConfigError(f"{visible(run)}: a backward run, for decode.mmi_run; chat with a forward run")

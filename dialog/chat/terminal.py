@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from dialog.chat.ctrl_c import CTRL_C, Press
 from dialog.decoding.config import DecodeConfig
 from lm.console.terminal import sanitize, unmarked
-from lm.errors import ConfigError, visible
+from lm.errors import visible
 from lm.stop import deferred_signals
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def open_conversation(
     """
     from dialog.chat.conversation import Conversation
     from dialog.chat.transcript import ENSEMBLE, Source
-    from dialog.trained import TrainedModel
+    from dialog.trained import TrainedModel, require_forward
     from lm.runs.checkpoint import CheckpointStore
     from lm.runs.evaluations import loaded
 
@@ -69,8 +69,7 @@ def open_conversation(
     runs = (run, *others)
     opened = [loaded(one, checkpoint, load) for one in runs]
     model = TrainedModel.joined([model for (model, _), _ in opened], [visible(one) for one in runs])
-    if model.config.data.direction == "backward":
-        raise ConfigError(f"{visible(run)}: a backward run, for decode.mmi_run; chat with a forward run")
+    require_forward(model, run)
     steps = opened[0][0][1]
     step = steps[0] if len(runs) == len(steps) == 1 else None  # an average has several
     weights = "+".join(own for _, own in opened if own) or None

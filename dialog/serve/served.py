@@ -11,14 +11,13 @@ from typing import Any
 
 from dialog.batches import Example, next_example
 from dialog.chat.conversation import spoken
-from dialog.chat.terminal import open_conversation
 from dialog.chat.transcript import HUMAN, MODEL, one_line
 from dialog.config import FRAME
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.decoding.trace import Candidate
 from dialog.serve.settings import decoding, require_short_phrases
-from dialog.trained import StepProbabilities, TrainedModel
+from dialog.trained import StepProbabilities, TrainedModel, open_models, require_forward
 from dialog.utterance import Utterance
 from lm.console.terminal import sanitize
 from lm.heads.registry import head_label
@@ -63,12 +62,15 @@ class ServedDialog:
 
     @classmethod
     def load(cls, run: Path, checkpoint: str = "best", decode: DecodeConfig | None = None) -> "ServedDialog":
-        """Open a run. ``decode`` replaces its settings. Raises the errors of :func:`open_conversation`."""
-        opened = open_conversation(run, checkpoint, decode)
-        model, source = opened.model, opened.source
-        model = replace(model, config=model.config.model_copy(update={"decode": opened.decode}))
-        model.require(opened.decode)
-        weights = source.weights if source else None
+        """Open a run. ``decode`` replaces its settings. ConfigError for a backward run, or bad settings.
+
+        StorageError as :meth:`TrainedModel.load`.
+        """
+        model, [weights] = open_models([run], checkpoint)
+        require_forward(model, run)
+        decode = decode or model.config.decode
+        model.require(decode)
+        model = replace(model, config=model.config.model_copy(update={"decode": decode}))
         return cls(model, weights, int(CheckpointStore.of(run).folder.stat().st_mtime))
 
     @classmethod
