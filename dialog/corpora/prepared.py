@@ -13,6 +13,7 @@ from typing import Any
 from dialog.utterance import Dialog, Utterance
 from lm.disk.regular import open_file
 from lm.errors import DataError
+from lm.text.hub import quiet_datasets
 from lm.text.prepared_folder import recorded_hashes, require_recorded
 
 _INFO = "dataset_info.json"
@@ -36,13 +37,8 @@ def write_split(folder: Path, dialogs: Sequence[Dialog]) -> None:
         }
         for dialog in dialogs
     ]
-    bars = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
+    with quiet_datasets():
         datasets.Dataset.from_list(rows, features=features).save_to_disk(folder)
-    finally:
-        if not bars:
-            datasets.enable_progress_bars()
 
 
 def is_prepared(folder: Path) -> bool:

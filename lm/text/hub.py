@@ -2,6 +2,8 @@
 
 import glob
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,8 @@ def load_tables(source: str) -> dict[str, Any]:
 
     try:
         if builder:
-            datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
-            datasets.disable_progress_bars()
-            return {"": datasets.load_dataset(builder, data_files=glob.escape(path), split="train")}
+            with quiet_datasets():
+                return {"": datasets.load_dataset(builder, data_files=glob.escape(path), split="train")}
         if any((Path(path) / file).is_file() for file in _STORED):
             loaded: Any = datasets.load_from_disk(path)
         else:
@@ -48,6 +49,22 @@ def load_tables(source: str) -> dict[str, Any]:
         remedy = "mend the file" if builder else "check name and configuration"
         raise DataError(f"{source}: cannot load it ({told}); {remedy}") from error
     return {str(key): table for key, table in loaded.items()} if isinstance(loaded, dict) else {"": loaded}
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Context manager: the ``datasets`` library shows neither progress nor messages."""
+    import datasets
+
+    bars, verbosity = datasets.are_progress_bars_disabled(), datasets.utils.logging.get_verbosity()
+    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.utils.logging.set_verbosity(verbosity)
+        if not bars:
+            datasets.enable_progress_bars()
 
 
 def _builder(path: Path) -> str:
