@@ -5,6 +5,7 @@ Each source's result depends only on its own rows, not on the batch size or orde
 S active sources · W live rows of each · V words · t tokens so far.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,7 +17,7 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.rules import Rules
 from dialog.decoding.steps import NO_TEXTS, Hypothesis, Marks, StateT, StepFunction, Texts
 from dialog.decoding.trace import BeamTrace
-from lm.heads.sampling import INFINITY, ranked
+from lm.heads.sampling import ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class BestHypotheses:
         return [
             Hypothesis(tuple(tokens[:length]), log_prob, score, finished)
             for tokens, length, log_prob, score in places
-            if log_prob > -INFINITY
+            if log_prob > -math.inf
         ]
 
 
@@ -76,7 +77,7 @@ class _Search:
         self.parents = torch.zeros(sources, 1, dtype=torch.long, device=device)  # (S, W) places one step ago
         self.width = 1  # W one step ago
         self.over = False
-        empty = torch.full((sources, config.nbest), -INFINITY, dtype=torch.float64, device=device)
+        empty = torch.full((sources, config.nbest), -math.inf, dtype=torch.float64, device=device)
         tokens = torch.full((sources, config.nbest, config.max_length), eos, device=device)
         self.finished = BestHypotheses(tokens, torch.zeros_like(empty, dtype=torch.long), empty, empty)
 
@@ -106,10 +107,10 @@ class _Search:
         if penalty is not None:
             gained = log_probs.gather(1, tokens).double()
             totals = (self.live.view(-1, 1) + gained).view(count, -1).gather(1, order)
-            totals = totals.masked_fill(merits == -INFINITY, -INFINITY)
+            totals = totals.masked_fill(merits == -math.inf, -math.inf)
         tokens = tokens.view(count, -1).gather(1, order)
         ends = tokens == self.eos
-        self._finish(parents[:, :beam], totals[:, :beam].masked_fill(~ends[:, :beam], -INFINITY))
+        self._finish(parents[:, :beam], totals[:, :beam].masked_fill(~ends[:, :beam], -math.inf))
         # A row has one possible </s>, so beam other candidates remain, or all there are.
         width = 0 if self.over else min(beam, self.width * (vocab - 1))
         going = ends.int().argsort(dim=1, stable=True)[:, :width]
@@ -120,8 +121,8 @@ class _Search:
             self.merits = self.live if penalty is None else merits.gather(1, going)
             tokens = tokens.gather(1, going)
             if self.rules.required:  # which offers </s> a second time, as impossible
-                self.live = self.live.masked_fill(tokens == self.eos, -INFINITY)
-                self.merits = self.merits.masked_fill(tokens == self.eos, -INFINITY)
+                self.live = self.live.masked_fill(tokens == self.eos, -math.inf)
+                self.merits = self.merits.masked_fill(tokens == self.eos, -math.inf)
             self.history = torch.cat([self._histories(self.parents), tokens.unsqueeze(-1)], 2)
 
     def _ordered(self, best: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,16 +152,16 @@ class _Search:
 
     def _finish(self, parents: Tensor, log_probs: Tensor) -> None:
         """Keep hypotheses that end at ``parents`` (S, beam). At full length the others stay unfinished."""
-        source, place = (log_probs > -INFINITY).nonzero(as_tuple=True)
+        source, place = (log_probs > -math.inf).nonzero(as_tuple=True)
         if len(source):
             ended = self._as_hypotheses(self._histories(parents), log_probs, self.length + 1)
             self.finished = self.finished.best(ended, self.config.nbest)
         if self.length == self.config.max_length:
             self.over = True
-            self.live[source, parents[source, place]] = -INFINITY
+            self.live[source, parents[source, place]] = -math.inf
             if self.rules.required:
                 complete = self.rules.required.complete(self.history.flatten(0, 1)).view_as(self.live)
-                self.live = self.live.masked_fill(~complete, -INFINITY)
+                self.live = self.live.masked_fill(~complete, -math.inf)
 
     def _as_hypotheses(self, history: Tensor, log_probs: Tensor, length: int) -> BestHypotheses:
         tokens = torch.nn.functional.pad(history, (0, self.config.max_length - self.length), value=self.eos)
@@ -261,7 +262,7 @@ def _extend(groups: Sequence[_Search], parts: Sequence[Tensor], config: DecodeCo
     for search, log_probs in zip(groups, parts, strict=True):
         search.extend(log_probs, None if taken is None else config.diversity * taken[search.sources])
         if taken is not None and not search.over:
-            source, place = (search.live > -INFINITY).nonzero(as_tuple=True)
+            source, place = (search.live > -math.inf).nonzero(as_tuple=True)
             chosen = search.sources[source], search.history[source, place, -1]
             taken.index_put_(chosen, taken.new_ones(len(source)), accumulate=True)
 

@@ -3,12 +3,11 @@
 R rows · t tokens so far · V words · P phrases · L tokens of a phrase.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from lm.heads.sampling import INFINITY
 
 
 def no_phrase_(phrase: Tensor, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
@@ -16,7 +15,7 @@ def no_phrase_(phrase: Tensor, log_probs: Tensor, history: Tensor, sources: Tens
     start = history.shape[1] - len(phrase) + 1
     if start >= 0:
         rows = (history[:, start:] == phrase[:-1].to(history.device)).all(1)
-        log_probs[rows, phrase[-1]] = -INFINITY
+        log_probs[rows, phrase[-1]] = -math.inf
 
 
 class RequiredPhrases:
@@ -63,7 +62,7 @@ class RequiredPhrases:
 
     def restrict_(self, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
         """Exclude </s> before all phrases have occurred."""
-        log_probs[~self.complete(history), self._eos] = -INFINITY
+        log_probs[~self.complete(history), self._eos] = -math.inf
 
     def restrict_in_time_(self, max_length: int, log_probs: Tensor, history: Tensor, sources: Tensor) -> None:
         """Exclude </s> before all phrases have occurred, and tokens after which the rest has no room.
@@ -78,7 +77,7 @@ class RequiredPhrases:
         late = ((needed > left) & (needed > 0)).nonzero()[:, 0]
         if not len(late):
             return
-        only = torch.full_like(log_probs[late], -INFINITY)
+        only = torch.full_like(log_probs[late], -math.inf)
         for token in self.next_tokens.to(history.device):
             after = torch.cat([history[late], token.expand(len(late), 1)], 1)
             fits = self.tokens - self.held(after) <= left
@@ -97,7 +96,7 @@ class RequiredPhrases:
         same = (more[:, :, None] == every[:, None, :]).cumsum(2)  # times seen, up to each place
         place = torch.arange(tokens.shape[1], every.shape[1], device=tokens.device)
         again = same[:, torch.arange(more.shape[1], device=tokens.device), place] > 1
-        added = values.gather(1, more).masked_fill(again, -INFINITY)
+        added = values.gather(1, more).masked_fill(again, -math.inf)
         return torch.cat([best, added], 1), every
 
     def in_turn(self, merits: Tensor, histories: Tensor) -> Tensor:
@@ -110,5 +109,5 @@ class RequiredPhrases:
         banks = self.held(histories.flatten(0, 1)).view_as(merits)
         count = self.tokens + 1
         rank = torch.nn.functional.one_hot(banks, count).cumsum(1).gather(2, banks[..., None])[..., 0] - 1
-        rank = rank.masked_fill(merits == -INFINITY, merits.shape[1])
+        rank = rank.masked_fill(merits == -math.inf, merits.shape[1])
         return (rank * count + self.tokens - banks).argsort(dim=1, stable=True)

@@ -6,6 +6,7 @@ the sources (R,) of the rows. Rules that are off do not exist.
 R rows · t tokens so far · V words · P phrases.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,7 +17,6 @@ from dialog.decoding.config import DecodeConfig
 from dialog.decoding.phrases import RequiredPhrases, no_phrase_
 from dialog.decoding.steps import Marks, Texts
 from lm.errors import DivergenceError
-from lm.heads.sampling import INFINITY
 
 Rule = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -56,12 +56,12 @@ class Rules:
             )
         length = history.shape[1]
         if length < len(self._begin):
-            only = torch.full_like(log_probs, -INFINITY)
+            only = torch.full_like(log_probs, -math.inf)
             only[:, self._begin[length]] = log_probs[:, self._begin[length]]
             return only
         blocked = [*self._forbidden, self._eos] if length < self._min_length else self._forbidden
         ids = torch.tensor(blocked, dtype=torch.long, device=log_probs.device)
-        log_probs = log_probs.index_fill(1, ids, -INFINITY)
+        log_probs = log_probs.index_fill(1, ids, -math.inf)
         for rule in self._rules:
             rule(log_probs, history, sources)
         return log_probs
@@ -75,7 +75,7 @@ def no_repeated_ngram_(size: int, log_probs: Tensor, history: Tensor, sources: T
     windows = history.unfold(1, size, 1)  # (R, t - n + 1, n)
     tail = history[:, length - size + 1 :]  # (R, n - 1)
     row, place = (windows[..., :-1] == tail.unsqueeze(1)).all(-1).nonzero(as_tuple=True)
-    log_probs[row, windows[row, place, -1]] = -INFINITY
+    log_probs[row, windows[row, place, -1]] = -math.inf
 
 
 class ContextNgrams:
@@ -101,4 +101,4 @@ class ContextNgrams:
         grams = self._grams[sources]  # (R, M, n)
         same = (grams[..., :-1] == history[:, None, start:]).all(-1) & (grams[..., -1] >= 0)
         row, place = same.nonzero(as_tuple=True)
-        log_probs[row, grams[row, place, -1]] = -INFINITY
+        log_probs[row, grams[row, place, -1]] = -math.inf

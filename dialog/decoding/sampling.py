@@ -1,5 +1,6 @@
 """Sampling of responses, with the step interface of beam search."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.rules import Rules
 from dialog.decoding.steps import NO_TEXTS, Hypothesis, Marks, StateT, StepFunction, Texts
-from lm.heads.sampling import INFINITY, draw_tokens
+from lm.heads.sampling import draw_tokens
 
 
 def uniforms(seeds: Sequence[int], samples: int, steps: int) -> Tensor:
@@ -59,7 +60,7 @@ def sample(
     finished = torch.zeros_like(going, dtype=torch.bool)
     for time in range(length + 1):
         allowed = rules.apply(log_probs, tokens[going, :time], going // samples)
-        possible = (allowed.amax(1) > -INFINITY).nonzero().flatten()
+        possible = (allowed.amax(1) > -math.inf).nonzero().flatten()
         if len(possible) < len(going):
             going, log_probs, allowed = going[possible], log_probs[possible], allowed[possible]
         last = draw_tokens(allowed, uniform[going, time], config)

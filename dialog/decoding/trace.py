@@ -1,11 +1,10 @@
 """A record of a beam search over one source: the continuations that it kept, ended and dropped."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
-
-from lm.heads.sampling import INFINITY
 
 Fate = Literal["kept", "ended", "dropped"]
 
@@ -43,7 +42,7 @@ class BeamTrace:
         known = {one.tokens: one for one in self.steps[-1]}
         rows = zip(continuations.tolist(), log_probs.tolist(), ends.tolist(), lives.tolist(), strict=True)
         for tokens, log_prob, end, live in rows:
-            if log_prob == -INFINITY:
+            if log_prob == -math.inf:
                 continue
             fate: Fate = "dropped" if not live else "ended" if end else "kept"
             found = Candidate(tuple(tokens[:-1] if end else tokens), log_prob, fate)

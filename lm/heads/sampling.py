@@ -3,13 +3,13 @@
 R rows · V words.
 """
 
+import math
 import sys
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-INFINITY = float("inf")
 _LEAST = sys.float_info.min  # a smaller temperature or share may count as 0
 DRAWN_ENTRIES = 2**15  # of a block of rows, which fits the cache
 CANDIDATES = 256  # most probable tokens among which a nucleus is sought first
@@ -90,7 +90,7 @@ def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return order.values, order.indices
     best, index = values.topk(count + 1, dim=1)
     edge = best[:, -2:-1]  # the smallest value that is returned
-    best, index, tied = best[:, :count], index[:, :count], (best[:, -1:] == edge) & (edge > -INFINITY)
+    best, index, tied = best[:, :count], index[:, :count], (best[:, -1:] == edge) & (edge > -math.inf)
     if bool(tied.any()):
         rows = tied[:, 0].nonzero()[:, 0]
         tie, column = (values[rows] == edge[rows]).nonzero(as_tuple=True)

@@ -1,5 +1,6 @@
 """Text generation with a language model, token by token."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lm.engine.device import flushed_denormals
 from lm.errors import DataError, DivergenceError, require
-from lm.heads.sampling import INFINITY, draw_tokens
+from lm.heads.sampling import draw_tokens
 from lm.heads.states import Layers
 from lm.language.model import Outputs
 from lm.language.pretrained_trunk import block_note
@@ -41,7 +42,7 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, f"--max-tokens {self.max_tokens}: must be at least 1")
         require(
-            0 < self.temperature < INFINITY,
+            0 < self.temperature < math.inf,
             f"--temperature {self.temperature}: must be above 0; use --top-k 1 for greedy decoding",
         )
         require(
@@ -177,7 +178,7 @@ def _draw(
         raise DivergenceError(
             "the model's probabilities are NaN; choose another checkpoint or a higher temperature"
         )
-    allowed = log_probs.index_fill(1, forbidden, -INFINITY)
+    allowed = log_probs.index_fill(1, forbidden, -math.inf)
     at = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
     return draw_tokens(allowed, at, options)
 

@@ -128,14 +128,13 @@ class TrainedLm:
         self,
         ids: Ids,
         rows: int = READ_LENGTH,
-        dtype: torch.dtype = torch.float64,
         only: range = WINDOWS,
     ) -> Iterator[Tensor]:
-        """log P of every word at every position, in blocks (n, V) in text order; ``dtype`` is the head's."""
-        head = copy.deepcopy(self.model.head).to(dtype)
+        """log P of every word at every position, in float64, in blocks (n, V) in text order."""
+        head = copy.deepcopy(self.model.head).double()
         for hidden, _ in self.readings(ids, window=rows, only=only):
             with torch.no_grad():
-                block = head.log_probs(hidden.map(lambda states: states[:, 0].to(dtype)))
+                block = head.log_probs(hidden.map(lambda states: states[:, 0].double()))
             yield block
 
 

@@ -4,6 +4,7 @@ Where no response ends early, which is the worst case, a search can gain little:
 the work. Responses to a batch differ in length, however, and there it counts that sources leave.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,6 @@ from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, StepFunction
 from dialog.seq2seq import Seq2Seq
-from lm.heads.sampling import INFINITY
 from lm.trunks.trunk import RowState
 
 VOCAB, LENGTH, BEAM = 10_000, 30, 10
@@ -122,9 +122,9 @@ def work_on(lengths: tuple[int, ...], step_of: StepOf, search: Search) -> Work:
     def step(tokens: Tensor, state: Clocked) -> tuple[Tensor, Clocked]:
         log_probs, inner = inner_step(tokens, state.inner)
         log_probs -= torch.log1p(-log_probs[:, MARKS.eos].exp())[:, None]  # of all words but </s>
-        log_probs[:, MARKS.eos] = -INFINITY
+        log_probs[:, MARKS.eos] = -math.inf
         if bool((over := state.left <= 0).any()):
-            log_probs[over] = -INFINITY
+            log_probs[over] = -math.inf
             log_probs[over, MARKS.eos] = 0
         return log_probs, Clocked(inner, state.left - 1)
 
