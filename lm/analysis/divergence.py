@@ -50,8 +50,7 @@ def _sums(blocks: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Contexts and negative entropy (2), probabilities (V), log-probabilities (V), summed over contexts."""
     contexts, negative_entropy = 0, 0.0
     probability_sum = log_sum = torch.zeros(())
-    for block in blocks:
-        logs = torch.as_tensor(block).double()
+    for logs in blocks:
         if not torch.isfinite(logs).all():
             raise DataError(
                 "log-probabilities are not finite: "

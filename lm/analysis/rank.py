@@ -22,6 +22,7 @@ from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.disk.storage import temporary_folder
 from lm.errors import DataError, StorageError
+from lm.heads.head import Head
 from lm.language.corpora.split_files import add_ids
 from lm.language.trained import TrainedLm, weights_sha256
 from lm.language.windows import Ids
@@ -230,22 +231,13 @@ def rank_of_run(
         rows = FactorPlan.of(len(ids), vocab).memory // (16 * vocab * ITEM)  # a sixteenth of the memory
         blocks = trained.log_probs(ids, rows=max(1, min(256, rows)))
         what = "log-probabilities of token"
-        measured = matrix_rank(iter(blocks), len(ids), vocab, progress, scratch, what=what)
+        measured = matrix_rank(blocks, len(ids), vocab, progress, scratch, what=what)
         result = RankResult(measured.singular_values, measured.shape, *hashes, *source)
     else:
         result = replace(kept, checkpoint=checkpoint, fingerprint=fingerprint)
     if spectrum is not None and (kept is None or (kept.checkpoint, kept.fingerprint) != source):
         result.save(spectrum)
-    head = trained.model.head
-    bias = head.bias is not None
-    single = head.config.components == 1 and head.row.link == "exp"
-    linear = (head.row.linear or single) and head.output.one_pass
-    width = head.size if head.projection is None else min(head.size, head.hidden_size)
-    bounds = [width + 1 + bias, *result.shape]
-    if single and head.config.context_activation == "none" and not head.config.facet_layers:
-        bounds.append(head.hidden_size + 2)  # contexts and bias are affine in the states
-    ceiling = min(bounds) if linear else None
-    values = result.singular_values
+    values, head = result.singular_values, trained.model.head
     return RunRank(
         rank=result.rank,
         ranks=result.ranks,
@@ -260,10 +252,25 @@ def rank_of_run(
         smallest_singular_value=float(values[-1]),
         head=head.config.kind,
         embedding_size=head.size,
-        ceiling=ceiling,
+        ceiling=rank_ceiling(head, result.shape),
         spectrum=None if spectrum is None else str(spectrum),
         kept_from_before=kept is not None,
     )
+
+
+def rank_ceiling(head: Head, shape: tuple[int, int]) -> int | None:
+    """Largest rank of log-probabilities (N, V) that a head can have; None if it mixes probabilities.
+
+    An affine product of contexts of E dimensions has rank E + 1, its bias one more (Yang et al. 2018, §2.2).
+    """
+    single = head.config.components == 1 and head.row.link == "exp"
+    if not ((head.row.linear or single) and head.output.one_pass):
+        return None
+    width = head.size if head.projection is None else min(head.size, head.hidden_size)
+    bounds = [width + 1 + (head.bias is not None), *shape]
+    if single and head.config.context_activation == "none" and not head.config.facet_layers:
+        bounds.append(head.hidden_size + 2)  # contexts and bias are affine in the states
+    return min(bounds)
 
 
 def _place(path: Path, weights: str, ids: str) -> tuple[Path, RankResult | None]:

@@ -79,15 +79,11 @@ class OutputLayer:
     def one_pass(self) -> bool:
         """True if logits are a fixed function of one product."""
         plain = self.gates is None and self.pointwise is None and self.temperature is None
-        return plain and self.config.partitions == 1 and not self.dynamic
+        return plain and self.config.partitions == 1 and not self.dynamic_contexts
 
     @property
-    def dynamic(self) -> bool:
-        """True if parts of the vocabulary with contexts of their own depend on the token."""
-        return self._dynamic_contexts > 0
-
-    @property
-    def _dynamic_contexts(self) -> int:
+    def dynamic_contexts(self) -> int:
+        """Number of parts of the vocabulary that depend on the token and have contexts of their own."""
         return len(self.config.candidates) + self.config.source_contexts
 
     @property
@@ -240,10 +236,8 @@ class OutputLayer:
         """log g of the logits of n tokens, (n, K, V), or (n, 1, V) if logits are mixed."""
         contexts, output = self.tempered(mixture.contexts, temperature)
         own = contexts[:, :0]  # of parts that depend on the token
-        if self.dynamic:
-            first, own, others = contexts.split(
-                (1, count := self._dynamic_contexts, contexts.shape[1] - count - 1), 1
-            )
+        if count := self.dynamic_contexts:
+            first, own, others = contexts.split((1, count, contexts.shape[1] - count - 1), 1)
             contexts = torch.cat((first, others), 1)
         if self.gates is not None:
             logits = self.gates(contexts, mixture.states, output, bf16, operand)[:, None]
@@ -253,7 +247,7 @@ class OutputLayer:
             logits = product(contexts, output.weight, bf16, operand)
         if output.bias is not None:
             logits = logits + output.bias
-        if self.dynamic:
+        if count:
             changed = reranked(logits[:, 0], own, output, self.config.candidates)
             changed = replaced(changed, mixture.words, mixture.word_logits / (temperature * self.divisor))
             logits = torch.cat((changed[:, None], logits[:, 1:]), 1)
