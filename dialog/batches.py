@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dialog.prompts import Prompts
 from dialog.utterance import Dialog, Utterance
-from lm.text.vocabulary import DIALOG, Codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import Codec
 
 START = Utterance(speaker="", text=DIALOG)  # the pseudo-utterance, without a speaker
 

@@ -13,7 +13,7 @@ from lm.engine.memory import head_floats, training_memory
 from lm.engine.optim import freeze
 from lm.engine.shapes import shapes_only
 from lm.huggingface.architecture import read_architecture
-from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, SPECIALS, UNK
+from lm.text.tokenizers import BOS, DIALOG, EOS, PAD, SPECIALS, UNK
 from lm.trunks.names import pretrained_path
 
 _PARTS = ("embedding", "encoder", "decoder", "head")

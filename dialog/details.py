@@ -10,7 +10,7 @@ from dialog.utterance import Dialog
 from lm.heads.usage import use_in_sample
 from lm.results import as_json
 from lm.runs.evaluations import JsonObject, spread
-from lm.text.vocabulary import DIALOG
+from lm.text.tokenizers import DIALOG
 
 SAMPLES = 12  # contexts of a record, evenly spaced
 _UTTERANCES = 4  # of a context, the last ones

@@ -45,8 +45,8 @@ from lm.runs.evaluations import (
 from lm.runs.outputs import require_output
 from lm.steps import OnProgress, no_progress
 from lm.text.lines import InputLog, read_lines
-from lm.text.tokenizers import Tokenizer, WordPunct
-from lm.text.vocabulary import UNK, Codec, require_known, tokens_of
+from lm.text.tokenizers import UNK, Tokenizer, WordPunct
+from lm.text.vocabulary import Codec, require_known, tokens_of
 
 ZHAO_BATCH = 30  # examples of a batch in Zhao et al.'s mean of perplexities
 _PIECES = ("char", "unigram", "bpe", "hf")  # tokenizers whose tokens are not words

@@ -21,7 +21,7 @@ from lm.huggingface.generation import ExportedModel
 from lm.huggingface.run_files import import_model, own_files
 from lm.huggingface.tokenizer import fast_tokenizer
 from lm.runs.inputs import config_of
-from lm.text.vocabulary import DIALOG
+from lm.text.tokenizers import DIALOG
 
 _CARD = CardFamily(
     command="dialog",

@@ -29,7 +29,8 @@ from lm.huggingface.architecture import carried_architecture, read_architecture
 from lm.huggingface.generation import IGNORED, ExportedConfig, ExportedModel, StateCache, tuples
 from lm.huggingface.starting import with_trunk
 from lm.runs.inputs import TRUNK
-from lm.text.vocabulary import DIALOG, UNK, Vocabulary
+from lm.text.tokenizers import DIALOG, UNK
+from lm.text.vocabulary import Vocabulary
 from lm.trunks.names import pretrained_path
 from lm.trunks.trunk import RowState
 

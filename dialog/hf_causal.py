@@ -20,7 +20,8 @@ from lm.huggingface.generation import ExportedConfig, ExportedModel, StateCache,
 from lm.huggingface.starting import with_trunk
 from lm.regularize import dropout
 from lm.runs.inputs import TRUNK
-from lm.text.vocabulary import DIALOG, UNK, Codec
+from lm.text.tokenizers import DIALOG, UNK
+from lm.text.vocabulary import Codec
 from lm.trunks.cache import CacheState
 from lm.trunks.names import pretrained_path
 

@@ -9,7 +9,8 @@ from dialog.utterance import Utterance
 from lm.errors import DataError
 from lm.huggingface.chat import ChatRenderer, messages_of
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
-from lm.text.vocabulary import DIALOG, Codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import Codec
 
 _CUTS = 2**14  # utterances kept, since the examples of a dialog share most of their contexts
 

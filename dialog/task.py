@@ -22,7 +22,8 @@ from dialog.seq2seq import Seq2Seq
 from dialog.utterance import Dialog
 from lm.engine.update import StepLoss
 from lm.parallel.shards import slice_of
-from lm.text.vocabulary import UNK, Codec
+from lm.text.tokenizers import UNK
+from lm.text.vocabulary import Codec
 
 SCORED_TOGETHER = 16  # segments in a batch without gradients
 

@@ -37,7 +37,8 @@ from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import loaded
 from lm.runs.inputs import opened_run
 from lm.steps import Check, OnProgress, no_progress, unchecked
-from lm.text.vocabulary import BOS, DIALOG, PAD, Codec
+from lm.text.tokenizers import BOS, DIALOG, PAD
+from lm.text.vocabulary import Codec
 
 CONTEXTS_TOGETHER = 64  # utterances of contexts that are scored together
 NEVER_SAID = (PAD, BOS, DIALOG)  # tokens forbidden in responses; <unk> is allowed

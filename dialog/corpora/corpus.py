@@ -10,7 +10,8 @@ from dialog.utterance import Dialog
 from lm.config.named_data import SPLITS
 from lm.errors import DataError
 from lm.text.lines import InputLog, OnBadLine
-from lm.text.vocabulary import BOS, DIALOG, EOS, Codec, TokenizerKind, Vocabulary, build_codec
+from lm.text.tokenizers import BOS, DIALOG, EOS, TokenizerKind
+from lm.text.vocabulary import Codec, Vocabulary, build_codec
 
 
 def load_dialogs(source: str, *, on_bad_line: OnBadLine = "error") -> list[Dialog]:

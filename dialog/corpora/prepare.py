@@ -41,7 +41,8 @@ from lm.text.lines import InputLog, OnBadLine, skipped
 from lm.text.parts import PartOf, part_of
 from lm.text.prepared_folder import Prepared, hash_inputs, require_fractions
 from lm.text.prepared_parts import Found, Preparation, prepare_whole
-from lm.text.vocabulary import UNK, Codec, TokenizerKind
+from lm.text.tokenizers import UNK, TokenizerKind
+from lm.text.vocabulary import Codec
 
 _FORMAT = 1  # version of the folder's format; a folder of another version is rebuilt
 

@@ -6,7 +6,8 @@ from itertools import groupby
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks, Texts
 from lm.errors import ConfigError, visible
-from lm.text.vocabulary import UNK, Codec
+from lm.text.tokenizers import UNK
+from lm.text.vocabulary import Codec
 
 _LONGEST = 60  # characters of a phrase in a message
 

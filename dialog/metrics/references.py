@@ -25,8 +25,7 @@ from lm.errors import DataError, visible
 from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined
 from lm.steps import OnProgress, no_progress
-from lm.text.tokenizers import WordPunct
-from lm.text.vocabulary import BOS, DIALOG, EOS
+from lm.text.tokenizers import BOS, DIALOG, EOS, WordPunct
 
 CONTEXT = 9  # utterances of a context in the file, including the pseudo-utterance <d>
 _START = f"A: {BOS} {DIALOG} {EOS}\n"  # the pseudo-utterance in the file

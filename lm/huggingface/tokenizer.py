@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from lm.errors import ConfigError
 from lm.huggingface.chat import dated
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
-from lm.text.tokenizers import BOS, DIALOG, EOS, PAD, SPACE, UNK, SentencePiece
-from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary
+from lm.text.tokenizers import BOS, DIALOG, EOS, EOS_WORD, PAD, SPACE, UNK, SentencePiece
+from lm.text.vocabulary import Codec, Vocabulary
 
 _WORD = r"[\p{L}\p{N}_]"  # of Python's \w, which has no combining marks
 _SPACE = r"\s\x1c-\x1f"

@@ -19,7 +19,7 @@ from lm.language.config import DataConfig
 from lm.language.corpora.corpus import load_codec, load_split
 from lm.language.corpora.sources import COPIES
 from lm.text.prepared_folder import MANIFEST
-from lm.text.vocabulary import EOS_WORD
+from lm.text.tokenizers import EOS_WORD
 
 BATCH, HELD_OUT = 64, 512  # sequences per update; sequences of a random validation or test set
 BAR = "|"  # between a sequence and its reverse

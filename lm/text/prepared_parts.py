@@ -23,10 +23,10 @@ from typing import Any, ClassVar, NamedTuple
 from lm.disk.new_folder import beside
 from lm.disk.storage import make_folder, read_json, remove_tree, storage_errors
 from lm.errors import ConfigError, DataError, StorageError, require, visible
+from lm.parallel.workers import in_workers
 from lm.text.lines import Dropped
 from lm.text.parts import MOST_PARTS, PartOf
 from lm.text.prepared_folder import DEFAULT_COMMAND, MANIFEST, OutputFolder, Prepared, write_report
-from lm.text.workers import in_workers
 
 _NAME = re.compile(r"([1-9]\d{,8})-of-([1-9]\d{,8})", re.ASCII)
 _NAMED = 8  # missing parts that an error names

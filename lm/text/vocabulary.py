@@ -43,22 +43,6 @@ from lm.text.tokenizers import (
 if TYPE_CHECKING:
     from lm.text.chat_form import ChatForm
 
-__all__ = [
-    "BOS",
-    "DIALOG",
-    "EOS",
-    "EOS_WORD",
-    "PAD",
-    "SPECIALS",
-    "UNK",
-    "Codec",
-    "TokenizerKind",
-    "Vocabulary",
-    "build_codec",
-    "require_known",
-    "unknown_words",
-]
-
 
 RESTORE = "restore it from a copy (a language model's is in its prepared text), or train into another --run"
 _FOREIGN = 0.5  # share of unknown tokens

@@ -37,8 +37,8 @@ from lm.parallel.group import Group, process_group
 from lm.parallel.reduction import ExactSum
 from lm.parallel.shards import slice_of
 from lm.stop import StopFlag
-from lm.text.tokenizers import Whitespace
-from lm.text.vocabulary import BOS, DIALOG, EOS, PAD, UNK, Codec, Vocabulary
+from lm.text.tokenizers import BOS, DIALOG, EOS, PAD, UNK, Whitespace
+from lm.text.vocabulary import Codec, Vocabulary
 
 WORDS = 10_000
 TOKENS = 200_000  # of the made-up text of a language model

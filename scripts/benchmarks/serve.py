@@ -90,7 +90,8 @@ def answer(threads: int) -> None:
     from lm.serve.app import Server
     from lm.serve.gate import Policy
     from lm.serve.server import Address, answer_at
-    from lm.text.vocabulary import DIALOG, build_codec
+    from lm.text.tokenizers import DIALOG
+    from lm.text.vocabulary import build_codec
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)

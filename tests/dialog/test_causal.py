@@ -17,7 +17,8 @@ from dialog.corpora.corpus import load_dialogs
 from dialog.task import encode_dialogs
 from dialog.trained import TrainedModel
 from lm.errors import DataError
-from lm.text.vocabulary import EOS, Codec
+from lm.text.tokenizers import EOS
+from lm.text.vocabulary import Codec
 from tests.support.pretrained import save_model, save_tokenizer, tiny_configs
 from tests.support.pretrained_dialog import (
     assert_resumes_without_the_folder,

@@ -26,7 +26,8 @@ from lm.cli import main as lm_main
 from lm.config.load import Resolved
 from lm.huggingface.run_files import write_run
 from lm.runs.overview import run_row
-from lm.text.vocabulary import DIALOG, build_codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import build_codec
 from tests.support.tiny_dialog import train_dialog, write_corpus
 
 TEXTS = [

@@ -15,7 +15,8 @@ from dialog.decoding.steps import Hypothesis, Marks, Texts
 from dialog.decoding.words import texts_of
 from lm.config.load import load_config
 from lm.errors import ConfigError
-from lm.text.vocabulary import DIALOG, build_codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import build_codec
 from tests.support.decoding_rules import CASES, VOCAB, has, obeys, search
 from tests.support.toy_decoder import BOS, EOS, Hidden, Recurrent, decode
 

@@ -21,7 +21,8 @@ from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
-from lm.text.vocabulary import DIALOG, build_codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import build_codec
 from tests.support.damage import forget_record
 from tests.support.signals import signal_at
 from tests.support.tiny_dialog import tiny_dialog

@@ -13,7 +13,8 @@ from lm.language.config import DataConfig
 from lm.language.corpora.corpus import load_codec, load_split
 from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.corpora.sources import ReadOptions
-from lm.text.vocabulary import EOS_WORD, UNK, Codec
+from lm.text.tokenizers import EOS_WORD, UNK
+from lm.text.vocabulary import Codec
 
 TRAIN = "the fen is wet\nthe bog is wet too\n\nmoss grows\n"
 VALID = "the moss is wet\n"

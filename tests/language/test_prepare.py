@@ -19,7 +19,7 @@ from lm.language.corpora.pieces import RowsPiece
 from lm.language.corpora.prepare import PrepareOptions, prepare, prepared_tables
 from lm.language.corpora.sources import ReadOptions
 from lm.text.lines import InputLog
-from lm.text.vocabulary import EOS_WORD, UNK
+from lm.text.tokenizers import EOS_WORD, UNK
 from tests.support.outcomes import files_below
 from tests.support.tiny_text import folder_of, opened, read_back, standard, text
 

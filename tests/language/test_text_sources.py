@@ -10,7 +10,7 @@ from lm.errors import ConfigError, DataError
 from lm.language.corpora.corpus import load_split
 from lm.language.corpora.prepare import PrepareOptions, prepare
 from lm.language.corpora.sources import ReadOptions, locate
-from lm.text.vocabulary import EOS_WORD
+from lm.text.tokenizers import EOS_WORD
 from tests.support.tiny_text import folder_of, opened, read_back, standard
 
 

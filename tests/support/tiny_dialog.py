@@ -11,7 +11,8 @@ from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.config.load import load_config
 from lm.engine.events import no_report
-from lm.text.vocabulary import DIALOG, build_codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import build_codec
 
 
 def tiny_dialog() -> TrainedModel:

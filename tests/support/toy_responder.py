@@ -9,7 +9,8 @@ from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Hypothesis
 from dialog.trained import StepProbabilities
-from lm.text.vocabulary import DIALOG, Codec, build_codec
+from lm.text.tokenizers import DIALOG
+from lm.text.vocabulary import Codec, build_codec
 
 WORDS = "yeah well i think so too \x1b[2Jclear \x9b31mred \u202eright [bold]bold[/bold] [/foo] a\rb c\nd"
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from lm.errors import ConfigError, DataError, HighrankError, OutOfMemory, StorageError, WorkerError
 from lm.language.corpora.prepare import PrepareOptions, preparation, prepare
 from lm.language.corpora.sources import ReadOptions
+from lm.parallel.workers import in_workers
 from lm.text.parts import FileRange, PartOf, part_of
 from lm.text.prepared_folder import Prepared
 from lm.text.prepared_parts import join_parts, prepare_as_asked, prepare_part
-from lm.text.workers import in_workers
 from tests.support.outcomes import files_below
 from tests.support.tiny_text import folder_of, standard, text
 from tests.support.worker_tasks import run

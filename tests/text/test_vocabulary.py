@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from lm.errors import ConfigError, DataError, StorageError
 from lm.measures import more_unknown
-from lm.text.tokenizers import PLAIN, Char, Tokenizer, WordPunct, train_sentencepiece
-from lm.text.vocabulary import (
+from lm.text.tokenizers import (
     BOS,
     DIALOG,
     EOS,
     EOS_WORD,
     PAD,
+    PLAIN,
     SPECIALS,
     UNK,
-    Codec,
-    Vocabulary,
-    build_codec,
-    require_known,
-    tokens_of,
+    Char,
+    Tokenizer,
+    WordPunct,
+    train_sentencepiece,
 )
+from lm.text.vocabulary import Codec, Vocabulary, build_codec, require_known, tokens_of
 
 TEXTS = [
     "well i don't know, uh-huh",

@@ -16,8 +16,8 @@ from lm.language.corpora.sources import is_spelled
 from lm.language.corpora.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split, unknown_ids
 from lm.language.corpora.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.text.lines import InputLog
-from lm.text.tokenizers import StoredKind
-from lm.text.vocabulary import UNK, Codec
+from lm.text.tokenizers import UNK, StoredKind
+from lm.text.vocabulary import Codec
 
 __all__ = ["TokenSplit", "load_codec", "load_split", "text_piece"]
 

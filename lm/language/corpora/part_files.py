@@ -23,7 +23,8 @@ from lm.disk.storage import read_json
 from lm.language.corpora.survey import SplitCounts, TokenLine
 from lm.text.lines import Dropped
 from lm.text.prepared_folder import read_report
-from lm.text.vocabulary import EOS_WORD, Vocabulary
+from lm.text.tokenizers import EOS_WORD
+from lm.text.vocabulary import Vocabulary
 
 _WORDS = "words.json"
 _CHUNK = 1 << 16  # tokens

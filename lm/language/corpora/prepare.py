@@ -38,8 +38,8 @@ from lm.text.parts import PartOf, part_of
 from lm.text.prepared_folder import Prepared, hash_inputs
 from lm.text.prepared_parts import Found, Preparation, prepare_whole
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
-from lm.text.tokenizers import SentencePiece, StoredKind, Tokenizer, TokenizerKind
-from lm.text.vocabulary import EOS_WORD, UNK, Codec, Vocabulary
+from lm.text.tokenizers import EOS_WORD, UNK, SentencePiece, StoredKind, Tokenizer, TokenizerKind
+from lm.text.vocabulary import Codec, Vocabulary
 from lm.trunks.names import PRETRAINED, pretrained_path
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from lm.disk.storage import JSON, read_json, storage_errors, write_json
 from lm.errors import DataError, StorageError
 from lm.language.corpora.survey import SplitCounts, TokenLine
 from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded
-from lm.text.vocabulary import UNK, Codec
+from lm.text.tokenizers import UNK
+from lm.text.vocabulary import Codec
 
 SPLIT = "split.json"
 _FORMAT = 1

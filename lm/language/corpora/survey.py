@@ -14,8 +14,8 @@ from lm.errors import ConfigError, DataError, require
 from lm.language.corpora.pieces import Piece, TextLine
 from lm.text.lines import InputLog
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
-from lm.text.tokenizers import PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
-from lm.text.vocabulary import EOS_WORD, Codec, Vocabulary, line_tokens
+from lm.text.tokenizers import EOS_WORD, PLAIN, SentencePiece, StoredKind, Tokenizer, train_sentencepiece
+from lm.text.vocabulary import Codec, Vocabulary, line_tokens
 
 SAMPLE = 16 << 20  # characters (about as many bytes) of training text for sentencepiece
 
