@@ -52,6 +52,11 @@ STARTS = (  # pairs of labels of trainings that begin so
     (f"MoS ×4, K = 3, {START}", f"softmax ×4, {START}"),
     (f"MoS ×4, K = 3, {START}", f"MoC ×4, K = 3, {START}"),
 )
+REMOVED = (  # labels of the leads that this start takes a share of
+    ("softmax ×4", "softmax"),
+    ("MoC ×4, K = 3", "softmax"),
+    ("MoS ×4, K = 3", "softmax"),
+)
 PAIRS = {  # labels of further tests by file
     "ptb_small": (
         ("MoS ×1, K = 3", "MoS ×4, K = 3"),
@@ -212,6 +217,7 @@ def page_tables(folder: Path) -> dict[str, str]:
         tried = SeedTests([*entries, *trial_entries(folder, file)])
         tables[f"{file}, pairs"] = tried.pairs(pairs)
         tables[f"{file}, starts"] = tried.pairs(STARTS)
+        tables[f"{file}, removed"] = tried.removed(REMOVED, START)
         tables[f"{file}, settings"] = tried.grid(BASELINES[0], *SETTINGS[file])
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
@@ -278,7 +284,7 @@ def trials(folder: Path, files: Mapping[str, str]) -> str:
         for label, scores in tried.items()
         if sum(map(bool, scores)) > 1
     ]
-    return markdown(["head", *files, "nats, best against best"], rows)
+    return markdown(["head", *files, "nats on validation, best against best"], rows)
 
 
 def trial_seeds(folder: Path, files: Mapping[str, str]) -> str:

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from lm.bootstrap import FEWEST_UNITS, Resamples
+from lm.bootstrap import FEWEST_UNITS, Interval, Resamples
 from lm.errors import require
 from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, means
 from lm.runs.pooling import pairwise_groups
-from pages.table_forms import Number, markdown, mean_of, p_text
+from pages.table_forms import LEAST_P, Number, markdown, mean_of, p_text
 
 Entry = Mapping[str, Any]
 SERIES = ("valid_curve", "over_training")  # numbers by update, which no table over seeds has
 RESAMPLES = 10_000
-LEAST_P = 0.01  # few seeds do not tell the tails of the distribution: tests/runs/test_contrasts.py
 # Least p-value at which spreads count as alike. Few seeds seldom show a difference, so that .05 would let
 # unlike ones pass; Bancroft (1964) advises .25 for such a test before another.
 ALIKE = 0.25
@@ -124,9 +123,25 @@ class SeedTests:
         for model in several:
             if model not in ends and len(ends) == 2:
                 pools = [ends[0].runs, model.runs, ends[1].runs]
-                share, low, high = Contrasts(pools, self._counts).ratio((1, -1, 0), (1, 0, -1))
-                rows.append([model.label, f"{share:.0%} ({low:.0%} to {high:.0%})".replace("%", " %")])
+                share = Contrasts(pools, self._counts).ratio((1, -1, 0), (1, 0, -1))
+                rows.append([model.label, _percent(share)])
         return markdown(["head", f"share of the lead of {whole} over {baseline}"], rows)
+
+    def removed(self, pairs: Sequence[tuple[str, str]], change: str) -> str:
+        """Table of the share of a lead that a change removes, of pairs of several seeds with and without it.
+
+        The labels of models with the change end with ``, CHANGE``. Intervals of 95 % are those of Fieller.
+        """
+        rows = []
+        for label, other in pairs:
+            named = (other, label, f"{other}, {change}", f"{label}, {change}")
+            found = [model for name in named if (model := self._first(name)) and len(model.runs) > 1]
+            if len(found) == len(named):
+                contrasts = Contrasts([model.runs for model in found], self._counts)
+                share = contrasts.ratio((1, -1, -1, 1), (1, -1, 0, 0))
+                leads = (_lead(found[1], found[0]), _lead(found[3], found[2]))
+                rows.append([label, other, *(f"{lead:.3f}" for lead in leads), _percent(share)])
+        return markdown(["head", "other head", "nats ahead", f"with the {change}", "share removed"], rows)
 
     def spreads(self) -> str:
         """Table of the standard deviation over seeds of each model of several, in nats a token."""
@@ -173,6 +188,11 @@ class _Model:
     @property
     def seeds(self) -> str:
         return ", ".join(map(str, sorted(self.by_seed)))
+
+
+def _percent(share: Interval) -> str:
+    """A share with its interval, in per cent."""
+    return f"{share.estimate:.0%} ({share.low:.0%} to {share.high:.0%})".replace("%", " %")
 
 
 def _lead(model: _Model, base: _Model) -> float:

@@ -1,6 +1,9 @@
 """Columns of the tables of README.md and docs/: headings, keys in results/*.json, forms of numbers."""
 
+from functools import partial
+
 from pages.table_forms import (
+    LEAST_P,
     Column,
     fixed,
     mean_perplexity,
@@ -311,7 +314,11 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("Mogrifier ahead on test, %", "ahead_percent", fixed(1)),
         ),
     ),
-    "comparisons": ("comparisons", "models", (("p", "p", p_value),)),
+    "comparisons": (
+        "comparisons",
+        "models",
+        (("p", "p", p_value), ("p over seeds", "p_over_seeds", partial(p_value, least=LEAST_P))),
+    ),
     "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity", mean_perplexity(1)))),
     "switchboard_short": (
         "switchboard_short",

@@ -11,6 +11,7 @@ from typing import Any
 Number = Any  # int, float, list of numbers, or a mapping; None where it was not measured
 Form = Callable[[Number], str]
 Column = tuple[str, str, Form]
+LEAST_P = 0.01  # few seeds do not tell the tails of the distribution: tests/runs/test_contrasts.py
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

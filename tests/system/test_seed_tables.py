@@ -108,6 +108,28 @@ def test_the_share_of_a_lead_is_a_ratio_over_seeds() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
+def test_the_share_of_a_lead_that_a_change_removes_is_a_ratio_over_seeds() -> None:
+    from pages.seed_tables import SeedTests
+
+    spread = np.array([-0.001, 0.0, 0.001])
+    middles = {"softmax": 4.5, "MoS": 4.4, "softmax, early": 4.4, "MoS, early": 4.36, "MoC": 4.45}
+    entries = [entry(head, n, one) for head, nats in middles.items() for n, one in enumerate(nats + spread)]
+    entries += [entry("DOC", 0, 4.3), entry("DOC, early", 0, 4.3)]
+    pairs = [("MoS", "softmax"), ("MoC", "softmax"), ("DOC", "softmax")]
+    header, _, mos = SeedTests(entries).removed(pairs, "early").splitlines()
+    assert header == "| head | other head | nats ahead | with the early | share removed |"
+    factors = [
+        np.array([1, -1, -1, 1]) - share * np.array([1, -1, 0, 0]) for share in (0.57, 0.58, 0.62, 0.63)
+    ]
+    variances = [(factor**2 * spread.var(ddof=1) / 3) for factor in factors]  # of the parts of a contrast
+    freedom = [sum(parts) ** 2 / sum(parts**2 / 2) for parts in variances]
+    half = [t.ppf(0.975, n) * sum(parts) ** 0.5 for n, parts in zip(freedom, variances, strict=True)]
+    differs = [abs(factor @ [4.5, 4.4, 4.4, 4.36]) > one for factor, one in zip(factors, half, strict=True)]
+    assert differs == [True, False, False, True], "Fieller's interval by hand"
+    assert mos == "| MoS | softmax | 0.100 | 0.040 | 60 % (58 % to 62 %) |"
+
+
+@pytest.mark.usefixtures("scripts")
 def test_a_grid_has_the_leads_of_the_same_setting() -> None:
     from pages.seed_tables import SeedTests
 
