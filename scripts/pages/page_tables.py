@@ -137,14 +137,17 @@ SHORT = {  # tables with these labels only
         *BASELINES,
         "MoS ×1, K = 3",
         "MoS ×4, K = 3",
-        "MoSS ×4, K = 3",
         "DOC ×4, 2 + 1 components of two layers",
+        f"softmax, {START}",
+        f"MoS ×4, K = 3, {START}",
     ),
     "switchboard_bleu, short": (
         *BASELINES,
         "MoS ×1, K = 3",
         "MoS ×4, K = 3",
         "CPR ×4, 20 and 100 likely words, words of the context, pointer",
+        f"softmax, {START}",
+        f"MoS ×4, K = 3, {START}",
     ),
 }
 LEADS = {  # heading by file
@@ -206,7 +209,7 @@ LEADING = {  # label and rank by end of the preset's name
 def page_tables(folder: Path) -> dict[str, str]:
     """Every table of the pages in Markdown, by its name; StorageError where a file cannot be read."""
     tables = {
-        name: table(rows(name, entries_of(folder, file)), heading, columns)
+        name: table(rows(folder, name, file), heading, columns)
         for name, (file, heading, columns) in TABLES.items()
     }
     for file, pairs in PAIRS.items():
@@ -238,9 +241,13 @@ def trial_entries(folder: Path, file: str) -> list[Any]:
     ]
 
 
-def rows(name: str, entries: list[Any]) -> list[Any]:
-    """The entries of a table, one a model."""
-    return [entry for entry in by_label(entries) if name not in SHORT or entry["label"] in SHORT[name]]
+def rows(folder: Path, name: str, file: str) -> list[Any]:
+    """The entries of a table, one a model. A short table may have some of the trials of its file, too."""
+    entries = by_label(entries_of(folder, file))
+    if name not in SHORT:
+        return entries
+    tried = by_label(trial_entries(folder, file))
+    return [entry for entry in (*entries, *tried) if entry["label"] in SHORT[name]]
 
 
 def leads(folder: Path) -> str:

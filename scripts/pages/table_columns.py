@@ -42,6 +42,13 @@ DECODED: tuple[Column, ...] = (
     ("length", "mean_length", fixed(1)),
     ("same answer, %", "same_answer", percent(0)),
 )
+ANSWERS = (
+    ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+    ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+    ("undefined, %", "undefined", percent(1)),
+    ("length", "mean_length", fixed(1)),
+    ("same answer, %", "same_answer", percent(0)),
+)
 GEOMETRY: tuple[Column, ...] = (
     ("anisotropy of states", "anisotropy_of_states", fixed(2)),
     ("of contexts", "anisotropy_of_contexts", fixed(2)),
@@ -57,11 +64,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "demo": ("demo", "head", KNOWN_TRUTH),
     "smalltalk": ("smalltalk", "head", (*KNOWN_TRUTH, MINUTES)),
     "ptb_small, perplexity": ("ptb_small", "head", (VALID, TEST)),
-    "ptb_transformer": (
-        "ptb_transformer",
-        "head",
-        (PARAMETERS, VALID, TEST, MINUTES),
-    ),
+    "ptb_transformer": ("ptb_transformer", "head", (PARAMETERS, VALID, TEST, MINUTES)),
+    "ptb_transformer_frequencies": ("ptb_transformer_frequencies", "head", (VALID, TEST, MINUTES)),
     "switchboard_transformer": (
         "switchboard_transformer",
         "head",
@@ -116,13 +120,10 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("updates", "updates", fixed(0)),
             VALID,
             TEST,
-            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
-            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
-            ("undefined, %", "undefined", percent(1)),
-            ("length", "mean_length", fixed(1)),
-            ("same answer, %", "same_answer", percent(0)),
+            *ANSWERS,
         ),
     ),
+    "switchboard_bleu_frequencies": ("switchboard_bleu_frequencies", "head", (VALID, TEST, *ANSWERS)),
     "decoding": ("decoding", "decoding", DECODED),
     "decoding_trained": ("decoding_trained", "training", DECODED),
     "scale": (
