@@ -39,18 +39,22 @@ SECOND = {
 
 BASELINES = ("softmax", "softmax ×4", "MoC ×4, K = 3")  # labels that every model is tested against
 START = "bias at the frequencies"  # heading of head.start = "frequencies"
-STARTS = (  # pairs of labels of trainings that begin so
-    (f"softmax, {START}", "softmax"),
-    (f"softmax ×4, {START}", "softmax ×4"),
-    (f"MoC ×4, K = 3, {START}", "MoC ×4, K = 3"),
-    (f"MoS ×4, K = 3, {START}", "MoS ×4, K = 3"),
-    (f"MoS ×1, K = 3, {START}", "MoS ×1, K = 3"),
+STARTED = (  # labels of heads that are trained so, besides softmax
+    "softmax ×4",
+    "MoC ×4, K = 3",
+    "MoS ×4, K = 3",
+    "MoS ×1, K = 3",
+    "DOC ×4, 2 + 1 components of two layers",
+    "DOC ×4, K = 3",
+    "CPR ×4, 20 and 100 likely words, words of the context, pointer",
+)
+STARTS = (  # pairs of labels: such a head and the same with the bias at zero, and such heads
+    *((f"{label}, {START}", label) for label in ("softmax", *STARTED)),
     (f"softmax, {START}", "softmax ×4"),
-    (f"softmax ×4, {START}", f"softmax, {START}"),
-    (f"MoC ×4, K = 3, {START}", f"softmax, {START}"),
-    (f"MoS ×4, K = 3, {START}", f"softmax, {START}"),
-    (f"MoS ×4, K = 3, {START}", f"softmax ×4, {START}"),
+    *((f"{label}, {START}", f"softmax, {START}") for label in STARTED),
+    *((f"{label}, {START}", f"softmax ×4, {START}") for label in STARTED[1:]),
     (f"MoS ×4, K = 3, {START}", f"MoC ×4, K = 3, {START}"),
+    *((f"{label}, {START}", f"MoS ×4, K = 3, {START}") for label in STARTED[4:]),
 )
 REMOVED = (  # labels of the leads that this start takes a share of
     ("softmax ×4", "softmax"),
@@ -209,7 +213,11 @@ LEADING = {  # label and rank by end of the preset's name
 def page_tables(folder: Path) -> dict[str, str]:
     """Every table of the pages in Markdown, by its name; StorageError where a file cannot be read."""
     tables = {
-        name: table(rows(folder, name, file), heading, columns)
+        name: table(
+            rows(name, [*entries_of(folder, file), *(trial_entries(folder, file) if name in SHORT else ())]),
+            heading,
+            columns,
+        )
         for name, (file, heading, columns) in TABLES.items()
     }
     for file, pairs in PAIRS.items():
@@ -241,13 +249,9 @@ def trial_entries(folder: Path, file: str) -> list[Any]:
     ]
 
 
-def rows(folder: Path, name: str, file: str) -> list[Any]:
-    """The entries of a table, one a model. A short table may have some of the trials of its file, too."""
-    entries = by_label(entries_of(folder, file))
-    if name not in SHORT:
-        return entries
-    tried = by_label(trial_entries(folder, file))
-    return [entry for entry in (*entries, *tried) if entry["label"] in SHORT[name]]
+def rows(name: str, entries: list[Any]) -> list[Any]:
+    """The entries of a table, one a model; a short table may have some of the trials, too."""
+    return [entry for entry in by_label(entries) if name not in SHORT or entry["label"] in SHORT[name]]
 
 
 def leads(folder: Path) -> str:
