@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
@@ -37,6 +38,7 @@ from lm.runs.commit import (
     CommitReport,
     average_tensors,
     is_intact,
+    weights_of,
     write_commit,
 )
 from lm.stop import deferred_signals
@@ -80,9 +82,9 @@ class CheckpointStore:
     ) -> Commit:
         """Write a commit durably and point ``last`` at it; an identical existing commit is kept.
 
-        Tensors may be on any device, strided or shared; empty groups are omitted. The returned commit is
-        verified from the disk. Raises StorageError, which leaves older commits unchanged and no other files,
-        and ValueError for NaN or ±inf in ``state`` or ``facts``.
+        Tensors may be on any device, strided or shared; empty groups are omitted. Raises StorageError, which
+        leaves older commits unchanged and no other files, and ValueError for NaN or ±inf in ``state`` or
+        ``facts``.
         """
         self._refuse_link()
         final = self._path(step)
@@ -103,7 +105,7 @@ class CheckpointStore:
                     remove_tree(tmp)
                 raise
             self.point("last", step)
-        return Commit.read(final)
+        return Commit.read(final, tensors=False)
 
     def latest(self) -> Commit | None:
         """The newest intact commit, or None if there is no commit.
@@ -153,9 +155,9 @@ class CheckpointStore:
 
         Raises StorageError if it is missing or damaged, ConfigError for another name.
         """
-        return self.undisturbed(lambda: self._opened(which))
+        return self.undisturbed(lambda: self._opened(which, Commit.read))
 
-    def _opened(self, which: str) -> Commit:
+    def _opened(self, which: str, read: Callable[[Path], T]) -> T:
         folders = dict(self._folders())
         wanted = self._step_of(which, list(folders))
         if wanted not in folders:
@@ -163,12 +165,12 @@ class CheckpointStore:
             name = unnamed if which == "best" else f"checkpoint {which!r}"
             others = self._choices([*folders]) or "; train the run first"
             raise StorageError(f"{self.folder}: no {name}{others}")
-        return self._read(wanted, folders)
+        return self._read(wanted, folders, read)
 
-    def _read(self, wanted: int, folders: Mapping[int, Path], *, tensors: bool = True) -> Commit:
-        """A commit, verified; StorageError that names others that are intact."""
+    def _read(self, wanted: int, folders: Mapping[int, Path], read: Callable[[Path], T]) -> T:
+        """What ``read`` finds in the folder of a step; StorageError that names others that are intact."""
         try:
-            return Commit.read(folders[wanted], tensors=tensors)
+            return read(folders[wanted])
         except StorageError as error:
             intact = [step for step, path in folders.items() if step != wanted and is_intact(path)]
             none = "; no other checkpoint is intact: restore one from a copy"
@@ -214,22 +216,24 @@ class CheckpointStore:
     def weights(self, which: str) -> dict[str, "Tensor"]:
         """Weights for inference: ``last``, ``best``, ``step-N`` or ``average-best``, a mean of the k best."""
         if which != AVERAGE:
-            return self.undisturbed(lambda: self._opened(which).inference_tensors())
+            return self.undisturbed(lambda: self._opened(which, weights_of))
         return self.undisturbed(self._average)
 
     def _average(self) -> dict[str, "Tensor"]:
         steps = self.steps(AVERAGE)
         if not steps:
             raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
-        return average_tensors(self.open(f"step-{step}").inference_tensors() for step in steps)
+        return average_tensors(self._opened(f"step-{step}", weights_of) for step in steps)
 
     def point(self, name: Pointer, steps: int | Sequence[int]) -> None:
         """Write one step, or several with the best first, to ``NAME.json``, atomically."""
         self._refuse_link()
         listed = [steps] if isinstance(steps, int) else list(steps)
-        if listed != self._pointed_or_nothing(name):
-            make_folder(self.folder)
-            write_atomic(self.folder / f"{name}.json", canonical_json({"steps": listed}))
+        with suppress(StorageError):  # a damaged pointer is written anew
+            if listed == self.pointed(name):
+                return
+        make_folder(self.folder)
+        write_atomic(self.folder / f"{name}.json", canonical_json({"steps": listed}))
 
     def best(self) -> list[int]:
         """Best steps in the newest commit, best first; [] before any validation.
@@ -280,7 +284,9 @@ class CheckpointStore:
         if named in (newest, *before):
             return newest
         for step in there:
-            self._read(step, there, tensors=False)  # otherwise the pointer may be that of a damaged commit
+            self._read(
+                step, there, partial(Commit.read, tensors=False)
+            )  # otherwise the pointer may be that of a damaged commit
         what = f"names {step_names(pointed)}, the newest checkpoint {step_names(newest)}, so it was edited"
         what = what if pointed else "missing"
         raise StorageError(f"{self.folder / 'best.json'}: {what}; {MEND_POINTER}")
@@ -380,11 +386,6 @@ class CheckpointStore:
         with suppress(StorageError):
             return os.path.lexists(path) and Commit.read(path).state_sha256 == state_sha256
         return False
-
-    def _pointed_or_nothing(self, name: Pointer) -> list[int]:
-        with suppress(StorageError):
-            return self.pointed(name)
-        return []
 
     def _choices(self, steps: Sequence[int], joint: str = ";") -> str:
         names = ", ".join(f"step-{step}" for step in steps[:8])

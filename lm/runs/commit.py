@@ -116,7 +116,7 @@ class Commit:
         if STATE not in manifest.files:
             raise StorageError(f"{path / MANIFEST}: lists no {STATE}; the checkpoint is foreign")
         for name, record in manifest.files.items():
-            if tensors:
+            if tensors and name != STATE:
                 _verify(path / name, record)
         state = parse_json(_read_verified(path / STATE, manifest.files[STATE]), path / STATE)
         if not isinstance(state, dict):
@@ -153,6 +153,11 @@ class Commit:
         return weights
 
 
+def weights_of(folder: Path) -> dict[str, "Tensor"]:
+    """:meth:`Commit.inference_tensors` of a folder, which verifies these and the state, and nothing else."""
+    return Commit.read(folder, tensors=False).inference_tensors()
+
+
 def write_commit(
     folder: Path,
     step: int,
@@ -177,9 +182,7 @@ def write_commit(
 def require_sizes(folder: Path) -> None:
     """Raise StorageError unless the files of a commit have the manifest's sizes; hashes are not checked."""
     for name, record in _read_manifest(folder / MANIFEST).files.items():
-        with storage_errors(folder / name):
-            size = os.lstat(folder / name).st_size
-        _check(folder / name, record, size, record.sha256)
+        _require_size(folder / name, record)
 
 
 def _state_sha256(step: int, hashes: Mapping[str, str]) -> str:
@@ -211,12 +214,18 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _verify(path: Path, record: FileRecord) -> None:
+    _require_size(path, record)
+    _check(path, record, record.size, sha256_file(path, follow=False))
+
+
+def _require_size(path: Path, record: FileRecord) -> None:
     with storage_errors(path):
         size = os.lstat(path).st_size
-    _check(path, record, size, sha256_file(path, follow=False) if size == record.size else "")
+    _check(path, record, size, record.sha256)
 
 
 def _read_verified(path: Path, record: FileRecord) -> bytes:
+    _require_size(path, record)  # or a false size in the manifest would take its memory
     data = read_file(path, limit=record.size, follow=False)
     _check(path, record, len(data), hashlib.sha256(data).hexdigest())
     return data

@@ -122,9 +122,10 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, changes: dict[str, object
     (tmp_path / "outside.json").write_text("{}")
     folder = tmp_path / "checkpoints" / "step-00000005"
     forge(folder, {"state.json": b"{}"}, changes)
-    with pytest.raises(StorageError) as error:
-        Commit.read(folder)
-    one_line(error, words, "step-00000005")
+    for tensors in (True, False):
+        with pytest.raises(StorageError) as error:
+            Commit.read(folder, tensors=tensors)
+        one_line(error, words, "step-00000005")
 
 
 def test_the_forgery_itself_would_pass(tmp_path: Path) -> None:
