@@ -1,9 +1,12 @@
 """Processors and memory that this process may use."""
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_GROUPS = Path("/sys/fs/cgroup")  # the control groups of the system
+_OWN = Path("/proc/self/cgroup")  # names of those of this process
 
 
 def usable_processors() -> int:
@@ -15,11 +18,24 @@ def usable_processors() -> int:
 
 
 def memory_limit() -> int:
-    """Memory limit of this process in bytes: the machine's, or its control group's if less."""
+    """Memory limit of this process in bytes: the machine's, or that of its control groups if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in map(Path, _LIMITS):
-        try:
-            total = min(total, int(path.read_text()))
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
+    for folder in control_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                total = min(total, int((folder / name).read_text()))
     return total
+
+
+def control_groups(controller: str) -> Iterator[Path]:
+    """Folders of the control groups of this process, the innermost first; the limits of all hold.
+
+    A container may not have the folder of the name, which is that outside of it, but has the outermost one.
+    """
+    with suppress(OSError):
+        for line in _OWN.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if not controllers or controller in controllers.split(","):  # none: version 2, one for all
+                root = _GROUPS / controllers
+                own = root / name.lstrip("/")
+                yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -20,7 +21,7 @@ from lm.disk.filelock import FileLock, cannot_lock, held
 from lm.disk.storage import readable, temporary_folder, write_atomic
 from lm.errors import HighrankError, visible
 from lm.libraries import required_libraries
-from lm.machine import memory_limit, usable_processors
+from lm.machine import control_groups, memory_limit, usable_processors
 
 State = Literal["ok", "warning", "problem"]
 _ROOM = 1 << 30  # bytes of disk space and memory that small models need
@@ -112,11 +113,12 @@ def _processors() -> Iterator[Diagnosis]:
 
 def _quota() -> float | None:
     """Processors that the control group allows; None without a limit."""
-    try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(limit) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    found = list[float]()
+    for folder in control_groups("cpu"):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+            limit, period = (folder / "cpu.max").read_text().split()
+            found.append(int(limit) / int(period))
+    return min(found, default=None)
 
 
 def _memory() -> Iterator[Diagnosis]:
