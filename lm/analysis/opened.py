@@ -133,10 +133,12 @@ def checkpoints_of(run: Path) -> list[str]:
     """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
     from lm.runs.checkpoint import CheckpointStore
 
-    store = CheckpointStore.of(run)
-    if store.latest() is None:
+    reports = CheckpointStore.of(run).verify_all()
+    if not reports:
         raise StorageError(f"{run}: no checkpoint yet; train the run first")
-    return [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
+    if all(report.problem for report in reports):
+        raise StorageError(f"{reports[0].problem}; no checkpoint is intact, so restore one from a copy")
+    return [f"step-{report.step}" for report in reversed(reports) if not report.problem]
 
 
 def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text":

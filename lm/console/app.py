@@ -39,6 +39,7 @@ from lm.ending import (
 )
 from lm.errors import Interrupted, StorageError, require, visible
 from lm.launched import leads, several
+from lm.libraries import installed_version
 from lm.parallel.group import announce
 from lm.parallel.launch import launched, without_option
 from lm.parallel.shards import shards_of
@@ -385,10 +386,8 @@ def versions() -> dict[str, JSON]:
     """Versions of Python, Highrank and the libraries that affect its numbers."""
     found: dict[str, JSON] = {"highrank": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "sacrebleu", "sentencepiece", "datasets"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        if version := installed_version(name):
+            found[name] = version
     return found
 
 

@@ -78,7 +78,7 @@ class Averager:
             self._average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
             return
         if self._config.average == "uniform":
-            share = 1.0 / max(1, self.count - self._skipped)
+            share = 1.0 / (self.count - self._skipped)
         else:
             share = (1.0 - self._config.ema_decay) / (1.0 - self._config.ema_decay**self.count)
         weights: list[Tensor] = [parameter.detach() for parameter in parameters.values()]

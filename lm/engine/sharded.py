@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm.engine.agreement import Agreement
 from lm.engine.config import TrainConfig
 from lm.engine.update import BatchT, Sums, Updater
-from lm.errors import WorkerError
 from lm.parallel.group import Group
 from lm.parallel.reduction import ExactSum
 from lm.parallel.shards import nodes_within, random_seed, shards_of, tree_sum
@@ -103,15 +102,3 @@ class ShardedUpdater(Generic[BatchT]):
 def _sum(numbers: Sequence[float]) -> float:
     """Exact sum; NaN if a number is not finite."""
     return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
-
-
-def require_equal_weights(model: nn.Module, group: Group, digest: Callable[[Tensor], str]) -> None:
-    """Raise WorkerError, naming the first tensor, if the ranks' weights differ."""
-    names = list(model.state_dict())
-    every = group.gather([digest(tensor) for tensor in model.state_dict().values()])
-    for rank, hashes in enumerate(every):
-        if differing := [name for name, a, b in zip(names, every[0], hashes, strict=True) if a != b]:
-            raise WorkerError(
-                f"rank {rank}: {differing[0]} differs from rank 0's; start all ranks on equal processors with"
-                " the same versions and threads, then run the same command again to resume"
-            )

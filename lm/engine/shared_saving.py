@@ -5,15 +5,14 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lm.disk.storage import JSON
 from lm.disk.tensors import tensor_bytes
 from lm.engine.config import TrainConfig
 from lm.engine.saving import Saver
-from lm.engine.sharded import require_equal_weights
 from lm.engine.state import Progress, TrainingState
-from lm.errors import StorageError
+from lm.errors import StorageError, WorkerError
 from lm.parallel.group import Group
 from lm.parallel.shards import shards_of, slice_of
 from lm.stop import StopFlag
@@ -65,7 +64,7 @@ class SharedSaver:
         """See :meth:`lm.engine.saving.Saver.save`. WorkerError where the weights of ranks differ."""
         if not self.dirty:
             return
-        require_equal_weights(self._training.task.model, self._group, _digest)
+        require_equal_weights(self._training.task.model, self._group)
         self._collect()
         failure: StorageError | None = None
         try:
@@ -116,5 +115,15 @@ class SharedSaver:
         self.dirty = bool(self._group.first(self.dirty))
 
 
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+def require_equal_weights(model: nn.Module, group: Group) -> None:
+    """Raise WorkerError, naming the first tensor, if the ranks' weights differ."""
+    names = list(model.state_dict())
+    every = group.gather(
+        [hashlib.sha256(tensor_bytes(tensor)).hexdigest() for tensor in model.state_dict().values()]
+    )
+    for rank, hashes in enumerate(every):
+        if differing := [name for name, a, b in zip(names, every[0], hashes, strict=True) if a != b]:
+            raise WorkerError(
+                f"rank {rank}: {differing[0]} differs from rank 0's; start all ranks on equal processors with"
+                " the same versions and threads, then run the same command again to resume"
+            )

@@ -21,7 +21,6 @@ from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.storage import (
     canonical_json,
     make_folder,
-    parse_json,
     read_file,
     read_json,
     require_place,
@@ -175,7 +174,7 @@ def require_export(folder: Path, command: str) -> None:
         raise StorageError(f"{folder}: {told}")
     _require_whole(folder)
     path = folder / MODEL_CONFIG
-    config = parse_json(read_file(path, limit=_LIMIT), path)
+    config = read_json(path, limit=_LIMIT)
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in (f"highrank_{command}", f"highrank_{command}_stream"):
         _, other = programs(command)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.disk.storage import parse_json, read_file, sha256_file
+from lm.disk.storage import read_json, sha256_file
 from lm.errors import ConfigError, HighrankError, StorageError, brief
 from lm.heads.head import Head
 from lm.heads.start import start_as
@@ -58,7 +58,7 @@ def require_weights(folder: Path) -> list[Path]:
         raise StorageError(
             f"{folder}: no {WEIGHTS}; other formats can run code: save the model with safe_serialization=True"
         )
-    index = parse_json(read_file(folder / INDEX, limit=_LIMIT), folder / INDEX)
+    index = read_json(folder / INDEX, limit=_LIMIT)
     places: Any = index.get("weight_map") if isinstance(index, dict) else None
     names = set(places.values()) if isinstance(places, dict) else set()
     if not names or not all(isinstance(name, str) and os.path.basename(name) == name for name in names):

@@ -26,7 +26,6 @@ from lm.config.load import C, Resolved, read_config, require_family
 from lm.config.settings import Setting, Settings
 from lm.disk.storage import (
     JSON,
-    MAX_JSON,
     canonical_json,
     is_sealed,
     read_file,
@@ -143,7 +142,7 @@ def _difference(path: Path, sha256: str) -> str:
     if not os.path.lexists(path):
         return f"{visible(path)}: missing"
     try:
-        found = hashlib.sha256(read_file(path, limit=MAX_JSON)).hexdigest()
+        found = sha256_file(path)
     except StorageError as error:
         return str(error).split(";")[0]
     return "" if found == sha256 else f"{visible(path)}: edited or damaged since the training"
@@ -193,17 +192,11 @@ def require_program(run: Path, program: str) -> None:
     require_family(run / CONFIG, saved, program)
 
 
-def require_unchanged(run: Path) -> None:
-    """Raise StorageError if config, codec or data record of a run changed since its training."""
-    if record := recorded(run):
-        for problem in (changed_config(run, record), *changed_files(run, record)):
-            if problem:
-                raise StorageError(problem)
-
-
 def config_of(run: Path, schema: type[C]) -> Resolved[C]:
     """Config of a run; StorageError without one, or if files of the run have changed."""
-    require_unchanged(run)
+    if (record := recorded(run)) and (problem := changed_config(run, record)):
+        raise StorageError(problem)
+    require_same_files(run)
     return read_config(run / CONFIG, schema)
 
 

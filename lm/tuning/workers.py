@@ -96,6 +96,8 @@ def _failure(number: int, process: SpawnProcess, connection: Connection) -> High
     if process.exitcode and process.exitcode < 0:  # killed, for example by the kernel when memory is short
         ended = signal.Signals(-process.exitcode).name
         return Interrupted(f"worker {number} was ended by {ended}; {again}")
+    if process.exitcode == Interrupted.exit_code:  # by a signal before or after its training
+        return Interrupted(f"worker {number} was interrupted; {again}")
     return HighrankError(f"worker {number} ended with exit code {process.exitcode}; {again}")
 
 

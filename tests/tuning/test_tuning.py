@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -269,19 +270,27 @@ def test_a_damaged_journal_is_told_and_a_torn_last_line_is_dropped(folder: Path)
         Trials(folder / "search", planned.space, "tpe", 1)
 
 
-def test_a_worker_that_is_killed_is_told_in_a_line() -> None:
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [(-9, 75, "was ended by SIGKILL"), (75, 75, "was interrupted"), (3, 1, "ended with exit code 3")],
+)
+def test_a_worker_that_ends_without_a_report_is_told_in_a_line(end: int, code: int, words: str) -> None:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=end_by_kill, args=(theirs,))
+    process = multiprocessing.get_context("spawn").Process(target=ends, args=(end,))
     process.start()
     theirs.close()
     process.join()
     told = _failure(3, process, ours)
-    assert str(told) == "worker 3 was ended by SIGKILL; run the same command again to resume"
-    assert told.exit_code == 75
+    assert str(told).startswith(f"worker 3 {words}")
+    assert str(told).endswith("; run the same command again to resume")
+    assert told.exit_code == code
 
 
-def end_by_kill(connection: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def ends(code: int) -> None:
+    """End this process with an exit code, or by a signal."""
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 @pytest.mark.slow
