@@ -7,8 +7,9 @@ from pydantic import Field, model_validator
 
 from dialog.decoding.config import DecodeConfig, require_choice
 from lm.cells.config import CellKind, CellSettings
-from lm.config.load import Resolved, keys_of, override, require_read
+from lm.config.load import Resolved, override, require_read
 from lm.config.section import MAX_SIZE, Count, LayerCount, Owner, Positive, Rate, Section, Size
+from lm.config.settings import keys_of
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.errors import require, visible
 from lm.heads.config import HeadConfig

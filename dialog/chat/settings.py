@@ -8,9 +8,9 @@ from dialog.chat.ctrl_c import CTRL_C
 from dialog.config import DialogConfig, require_decode_read
 from dialog.decoding.config import DecodeConfig
 from dialog.trained import TrainedModel
-from lm.config.load import Resolved, keys_of, override
+from lm.config.load import Resolved, override
 from lm.config.section import known_keys
-from lm.config.settings import named_keys, require_distinct
+from lm.config.settings import keys_of, named_keys, require_distinct
 from lm.config.write import setting_text
 from lm.errors import ConfigError
 

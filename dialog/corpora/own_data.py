@@ -15,8 +15,8 @@ from dialog.config import DataConfig
 from dialog.corpora.columns import ReadOptions
 from dialog.corpora.prepare import DialogPreparation, PrepareOptions, dataset_inputs, prepare
 from dialog.corpora.sources import locate, read_located
-from lm.config.load import keys_of
 from lm.config.named_data import SPLITS
+from lm.config.settings import keys_of
 from lm.disk.storage import read_json
 from lm.errors import DataError, StorageError, require, visible
 from lm.launched import several

@@ -26,7 +26,7 @@ from lm.analysis.opened import (
     report_runs,
 )
 from lm.console.app import Commands, counting, in_processes, show, write_result
-from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, named
+from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
 from lm.errors import require, visible
 from lm.language.options import Data, Limit, spare_texts
 from lm.launched import leads
@@ -149,8 +149,8 @@ def components(
 
 @analyze.command()
 def examples(
-    first: Annotated[Path, typer.Argument(metavar="A", help="The worse run.", parser=named)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The better run.", parser=named)],
+    first: Annotated[Path, typer.Argument(metavar="A", help="The worse run.", parser=foldername)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The better run.", parser=foldername)],
     data: Data = None,
     limit: Limit = None,
     margin: Annotated[float, typer.Option(help="Smallest gain of B, in nats.")] = 1.0,

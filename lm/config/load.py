@@ -23,7 +23,7 @@ from lm.config.mistakes import holds_without, invalid, shortened, unknown
 from lm.config.places import find_config, not_a_run, program_of_preset, read_config_file
 from lm.config.presets import Preset, preset_of_path, presets_and_bases, short_path
 from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
-from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, nested
+from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, keys_of, nested
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, as_float
 from lm.disk.storage import JSON, read_json, sealed, storage_errors, write_json
@@ -87,11 +87,6 @@ def require_effect(config: BaseModel, overrides: Sequence[str], open_keys: Colle
     """
     for key in keys_of(overrides):
         require_read(config, key, f"{COMMAND_LINE} ", open_keys)
-
-
-def keys_of(overrides: Sequence[str]) -> list[str]:
-    """The keys of ``section.key=value`` texts."""
-    return [text.partition("=")[0].strip() for text in overrides]
 
 
 def require_read(config: BaseModel, key: str, where: str, open_keys: Collection[str] = ()) -> None:

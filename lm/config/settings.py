@@ -25,7 +25,12 @@ Settings = dict[str, Setting]
 
 def named_keys(place: str, overrides: Iterable[str]) -> list[str]:
     """Names of the keys that ``KEY=VALUE`` texts change, each after the option or command that has them."""
-    return [f"{place} {text.partition('=')[0].strip()}" for text in overrides]
+    return [f"{place} {key}" for key in keys_of(overrides)]
+
+
+def keys_of(overrides: Iterable[str]) -> list[str]:
+    """The keys of ``section.key=value`` texts."""
+    return [text.partition("=")[0].strip() for text in overrides]
 
 
 def require_distinct(names: Sequence[str]) -> None:

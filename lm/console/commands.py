@@ -14,7 +14,7 @@ from lm.config.places import DEFAULT_RUNS, not_a_run, runs_in
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
 from lm.console.app import csv_wanted, show, show_text, shown_curve, write_result
-from lm.console.options import JsonFile, Overrides, RunFolder, config_argument, named
+from lm.console.options import JsonFile, Overrides, RunFolder, config_argument, foldername
 from lm.console.tables import Table
 from lm.errors import StorageError
 from lm.runs.outputs import require_apart
@@ -83,7 +83,7 @@ def add_runs(app: typer.Typer, family: str) -> None:
     @app.command()
     def runs(
         folder: Annotated[
-            Path, typer.Argument(metavar="[FOLDER]", parser=named, help="A run, or a folder of runs.")
+            Path, typer.Argument(metavar="[FOLDER]", parser=foldername, help="A run, or a folder of runs.")
         ] = DEFAULT_RUNS,
         json_file: JsonFile = None,
     ) -> None:

@@ -8,7 +8,7 @@ import typer
 from pydantic import BaseModel
 
 from lm.console.app import show
-from lm.console.options import Checkpoint, RunFolder, named, output_folder
+from lm.console.options import Checkpoint, RunFolder, foldername, output_folder
 from lm.errors import StorageError
 from lm.huggingface.folder import require_export, require_exportable, require_new_run
 from lm.libraries import require_libraries
@@ -27,7 +27,7 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
     @app.command(help=f"{text}\n\nExample: {family} export runs/mos --to hf exported/mos")
     def export(
         run: RunFolder,
-        out: Annotated[Path, typer.Argument(metavar="DIR", parser=named, help="Folder to write.")],
+        out: Annotated[Path, typer.Argument(metavar="DIR", parser=foldername, help="Folder to write.")],
         to: Annotated[
             Literal["hf"], typer.Option(help="Format of the folder; hf: transformers of Hugging Face.")
         ] = "hf",
@@ -49,7 +49,7 @@ def add_exchange(app: typer.Typer, family: str, schema: type[BaseModel], module:
     @app.command("import", help=f"{text}\n\nExample: {family} import exported/mos --run runs/mos2")
     def import_folder(
         folder: Annotated[
-            Path, typer.Argument(metavar="DIR", parser=named, help="Folder that export wrote.")
+            Path, typer.Argument(metavar="DIR", parser=foldername, help="Folder that export wrote.")
         ],
         run: Annotated[Path, output_folder("Run folder to write.", "--run")],
     ) -> None:

@@ -42,16 +42,21 @@ def filename(text: str) -> Path:
     return _path(nonempty(text))
 
 
+def foldername(text: str) -> Path:
+    """Typer parser of folders: reject an empty name."""
+    return _path(nonempty(text, "folder"))
+
+
 def _path(text: str) -> Path:
     """A path, with the home folder for ``~/``, which shells leave as it is after ``--option=``."""
     path = Path(text)
     return path.expanduser() if path.parts[:1] == ("~",) else path
 
 
-def nonempty(text: str) -> str:
+def nonempty(text: str, what: str = "file") -> str:
     """Typer parser of file names: reject an empty name, for example from an unset variable."""
     if not text:
-        raise typer.BadParameter("is empty; name a file")
+        raise typer.BadParameter(f"is empty; name a {what}")
     return text
 
 
@@ -85,13 +90,6 @@ JsonFile = Annotated[
 ]
 
 
-def named(text: str) -> Path:
-    """Typer parser of folders: reject an empty name, for example from an unset variable."""
-    if not text:
-        raise typer.BadParameter("is empty; name a folder")
-    return _path(text)
-
-
 def output_folder(text: str, *names: str) -> OptionInfo:
     """The option that names a folder to write, with ``text`` as help; it rejects an unwritable place."""
 
@@ -100,7 +98,7 @@ def output_folder(text: str, *names: str) -> OptionInfo:
             require_place(folder)
         return folder
 
-    info: OptionInfo = typer.Option(*names, metavar="DIR", parser=named, help=text, callback=writable)
+    info: OptionInfo = typer.Option(*names, metavar="DIR", parser=foldername, help=text, callback=writable)
     return info
 
 
@@ -132,12 +130,14 @@ FinetunedRun = Annotated[Path | None, output_folder("Run folder; default: RUN-fi
 BadLineOption = Annotated[
     Literal["error", "skip"], typer.Option(help="error: stop at bad input. skip: drop and list it.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=named)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", parser=foldername)]
 
 
 def run_folders(text: str) -> ArgumentInfo:
     """Typer argument for folders of runs, with ``text`` as its help; a repeated one counts once."""
-    info: ArgumentInfo = typer.Argument(metavar="RUN...", help=text, parser=named, callback=distinct_runs)
+    info: ArgumentInfo = typer.Argument(
+        metavar="RUN...", help=text, parser=foldername, callback=distinct_runs
+    )
     return info
 
 

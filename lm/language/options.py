@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from lm.config.load import keys_of, require_effect
+from lm.config.load import require_effect
+from lm.config.settings import keys_of
 from lm.console.options import nonempty
 from lm.errors import ConfigError
 from lm.language.config import LmConfig

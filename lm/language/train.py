@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lm.config.load import Resolved, keys_of, override
+from lm.config.load import Resolved, override
+from lm.config.settings import keys_of
 from lm.engine.events import Reporter
 from lm.engine.loop import FitResult, Verdict
 from lm.engine.optim import freeze
