@@ -168,7 +168,7 @@ class CheckpointStore:
         return self._read(wanted, folders, read)
 
     def _read(self, wanted: int, folders: Mapping[int, Path], read: Callable[[Path], T]) -> T:
-        """What ``read`` finds in the folder of a step; StorageError that names others that are intact."""
+        """Result of ``read`` on the folder of a step; StorageError that names others that are intact."""
         try:
             return read(folders[wanted])
         except StorageError as error:
