@@ -20,7 +20,7 @@ def usable_processors() -> int:
 def memory_limit() -> int:
     """Memory limit of this process in bytes: the machine's, or that of its control groups if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for folder in control_groups("memory"):
+    for folder in (*control_groups("memory"), _GROUPS, _GROUPS / "memory"):  # the last without /proc
         for name in ("memory.max", "memory.limit_in_bytes"):
             with suppress(OSError, ValueError):  # no such file, or "max"
                 total = min(total, int((folder / name).read_text()))
@@ -33,7 +33,7 @@ def control_groups(controller: str) -> Iterator[Path]:
     A container may not have the folder of the name, which is that outside of it, but has the outermost one.
     """
     with suppress(OSError):
-        for line in _OWN.read_text().splitlines():
+        for line in _OWN.read_text(errors="surrogateescape").splitlines():
             _, controllers, name = line.split(":", 2)
             if not controllers or controller in controllers.split(","):  # none: version 2, one for all
                 root = _GROUPS / controllers

@@ -284,9 +284,8 @@ class CheckpointStore:
         if named in (newest, *before):
             return newest
         for step in there:
-            self._read(
-                step, there, partial(Commit.read, tensors=False)
-            )  # otherwise the pointer may be that of a damaged commit
+            read = partial(Commit.read, tensors=False)
+            self._read(step, there, read)  # otherwise the pointer may be that of a damaged commit
         what = f"names {step_names(pointed)}, the newest checkpoint {step_names(newest)}, so it was edited"
         what = what if pointed else "missing"
         raise StorageError(f"{self.folder / 'best.json'}: {what}; {MEND_POINTER}")

@@ -5,9 +5,11 @@ import os
 import pickle
 import stat
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from dialog.corpora.sources import read_source
 from dialog.corpora.swda import clean
 from dialog.utterance import Dialog, Utterance
 from lm.errors import ConfigError, DataError
-from lm.text.hub import load_tables
+from lm.text.hub import load_tables, quiet_datasets
 from lm.text.lines import InputLog
 from tests.support.corpus_files import OTHER, ROWS, TURNS, refusal, said, write
 from tests.support.zhao_pickle import CORPUS, pickled
@@ -294,3 +296,13 @@ def test_a_name_of_a_file_is_no_pattern(name: str, tmp_path: Path) -> None:
     for other in ("x1.jsonl", "xy.jsonl", name):
         (tmp_path / other).write_text(json.dumps({"text": other}) + "\n")
     assert load_tables(str(tmp_path / name))[""]["text"] == [name]
+
+
+def test_the_settings_of_the_library_are_left_as_they_were() -> None:
+    datasets.enable_progress_bars()
+    before = datasets.utils.logging.get_verbosity()
+    with suppress(KeyError), quiet_datasets():
+        assert datasets.are_progress_bars_disabled()
+        raise KeyError
+    assert not datasets.are_progress_bars_disabled()
+    assert datasets.utils.logging.get_verbosity() == before

@@ -1,5 +1,6 @@
 """Limits of the control groups of a process."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_a_container_has_the_outermost_group_alone(groups: Path) -> None:
     machine._OWN.write_text("0::/../../outside/of/it\n")
     limit(groups, "memory.max", "4000")
     assert memory_limit() == 4000
+
+
+def test_a_name_of_any_bytes_is_read(groups: Path) -> None:
+    machine._OWN.write_bytes(b"0::/job\xff\n")
+    limit(groups / os.fsdecode(b"job\xff"), "memory.max", "5000")
+    assert memory_limit() == 5000
+
+
+def test_the_share_of_processors_is_the_least_of_all_groups(groups: Path) -> None:
+    from lm.doctor.checks import _quota
+
+    machine._OWN.write_text(f"0::/{JOB}\n")
+    assert _quota() is None
+    limit(groups / JOB, "cpu.max", "max 100000")
+    limit(groups / "user.slice", "cpu.max", "150000 100000")
+    assert _quota() == 1.5
 
 
 def test_a_system_without_groups_has_no_limit_of_theirs(groups: Path) -> None:

@@ -87,6 +87,20 @@ def test_other_damage_is_noticed(store: CheckpointStore) -> None:
         shutil.copytree(backup, newest)
 
 
+def test_weights_need_no_other_tensors_to_be_intact(store: CheckpointStore) -> None:
+    folder = store.folder / "step-00000002"
+    others = [path for path in folder.glob("*.safetensors") if path.stem not in ("model", "average")]
+    assert others
+    for path in others:
+        flip(path, 100)
+    assert store.weights("step-2")
+    with pytest.raises(StorageError, match="damaged"):
+        store.open("step-2")
+    flip(folder / "model.safetensors", 100)
+    with pytest.raises(StorageError, match=r"model\.safetensors: damaged.*step-1"):
+        store.weights("step-2")
+
+
 # --- hostile files ---
 
 
