@@ -1,6 +1,5 @@
 """Scores of generated responses against references, with baselines for comparison (yardsticks)."""
 
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from dialog.metrics.bleu import (
 )
 from dialog.metrics.distinct import Diversity, diversity
 from lm import __version__
+from lm.libraries import installed_version
 from lm.results import Merged
 from lm.runs.evaluations import JsonObject
 
@@ -223,7 +223,7 @@ def responses_report(
     return ResponsesReport(
         scores=scores,
         yardsticks=Yardsticks(human, _constant_answers(scorer, responses, split), _WARNING),
-        metric_versions={"highrank": __version__, "sacrebleu": importlib.metadata.version("sacrebleu")},
+        metric_versions={"highrank": __version__, "sacrebleu": installed_version("sacrebleu")},
         without_true_response=apart,
     ), contexts
 

@@ -133,12 +133,11 @@ def checkpoints_of(run: Path) -> list[str]:
     """Names of all intact checkpoints of a run, the oldest first. Raises StorageError if there is none."""
     from lm.runs.checkpoint import CheckpointStore
 
-    reports = CheckpointStore.of(run).verify_all()
-    if not reports:
+    store = CheckpointStore.of(run)
+    intact = [f"step-{report.step}" for report in reversed(store.verify_all()) if not report.problem]
+    if not intact and store.latest() is None:  # it raises where all are damaged
         raise StorageError(f"{run}: no checkpoint yet; train the run first")
-    if all(report.problem for report in reports):
-        raise StorageError(f"{reports[0].problem}; no checkpoint is intact, so restore one from a copy")
-    return [f"step-{report.step}" for report in reversed(reports) if not report.problem]
+    return intact
 
 
 def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text":

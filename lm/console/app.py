@@ -1,7 +1,6 @@
 """Shared infrastructure of the command lines: commands, options, tables, JSON output."""
 
 import importlib
-import importlib.metadata
 import math
 import os
 import platform

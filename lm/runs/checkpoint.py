@@ -283,8 +283,8 @@ class CheckpointStore:
             before = [[]]  # the pointer of the first commit may not be written yet
         if named in (newest, *before):
             return newest
+        read = partial(Commit.read, tensors=False)
         for step in there:
-            read = partial(Commit.read, tensors=False)
             self._read(step, there, read)  # otherwise the pointer may be that of a damaged commit
         what = f"names {step_names(pointed)}, the newest checkpoint {step_names(newest)}, so it was edited"
         what = what if pointed else "missing"

@@ -318,7 +318,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "comparisons": (
         "comparisons",
         "models",
-        (("p", "p", p_value), ("p over seeds", "p_over_seeds", partial(p_value, least=LEAST_P))),
+        (("p of the text", "p", p_value), ("p over seeds", "p_over_seeds", partial(p_value, least=LEAST_P))),
     ),
     "ptb_short": ("ptb_short", "model", (*TWO_SEEDS, ("mean", "test_perplexity", mean_perplexity(1)))),
     "switchboard_short": (
