@@ -173,6 +173,7 @@ TRIALS = {  # files by heading of a training of seed 1, by table
         "rate .003": "switchboard_trials",
         "rate .006": "switchboard_trials_lr6",
         "rate .012": "switchboard_trials_lr12",
+        "rate .012, dropout .1": "switchboard_trials_lr12_dropout1",
     },
     "switchboard_trials, full": {
         "rate .003, dropout .2": "switchboard_bleu",

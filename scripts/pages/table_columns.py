@@ -118,10 +118,16 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         (
             PARAMETERS,
             ("updates", "updates", fixed(0)),
+            ("best at", "best_at", fixed(0)),
             VALID,
             TEST,
             *ANSWERS,
         ),
+    ),
+    "switchboard_full_frequencies": (
+        "switchboard_full_frequencies",
+        "head",
+        (("updates", "updates", fixed(0)), ("best at", "best_at", fixed(0)), VALID, TEST, *ANSWERS),
     ),
     "switchboard_bleu_frequencies": ("switchboard_bleu_frequencies", "head", (VALID, TEST, *ANSWERS)),
     "decoding": ("decoding", "decoding", DECODED),
