@@ -71,7 +71,7 @@ class Saver:
             return
         whole = self._journal.require(_log_of(commit))
         self._load(commit, whole)
-        self._settle()
+        self._prune()
         facts: Any = commit.facts
         self._clock.resume(facts["seconds"])
         self._journal.resume(self._training.progress, facts["timing_bytes"], facts["seconds"])
@@ -151,20 +151,13 @@ class Saver:
         facts[RECORD] = self._run.record()
         self._store.commit(progress.step, self._training.groups(), state, facts)
         self._committed_best = list(progress.best)
-        self._settle()
+        self._prune()
 
-    def _settle(self) -> None:
-        """Set the pointers to the last and the best commits, and prune; a kill may have come in between."""
+    def _prune(self) -> None:
+        """Delete commits that are neither best, nor the one to return to, nor among the last."""
         progress = self._training.progress
-        self._point()
         kept = {progress.anchor, *progress.anchor_best, *(step for _, step in progress.best)}
         self._store.prune(kept.union(self._store.committed()[-self._train.keep_last :]))
-
-    def _point(self) -> None:
-        """Set the pointers to this step and the best ones: before any commit goes, so that none dangles."""
-        progress = self._training.progress
-        self._store.point("last", progress.step)
-        self._store.point("best", [step for _, step in progress.best])
 
     def _load(self, commit: Commit, keep_log: bool) -> None:
         """Return to a commit and delete newer ones, which are damaged or diverged.
@@ -177,7 +170,6 @@ class Saver:
         # a damaged commit may have displaced others
         progress.best = [entry for entry in progress.best if entry[1] in kept]
         self._committed_best = list(progress.best)
-        self._point()
         self._store.prune(kept)
         self._journal.cut(_log_of(commit).size if keep_log else 0)
         self.dirty = False

@@ -68,6 +68,4 @@ def write_run(
             codec.save(folder)
             for name, content in files.items():
                 write_new(folder / name, content)
-            store = CheckpointStore.of(folder)
-            store.commit(0, {"model": model_tensors(model)}, {}, {})
-            store.point("best", 0)
+            CheckpointStore.of(folder).commit(0, {"model": model_tensors(model)}, {}, {})

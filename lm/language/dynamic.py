@@ -241,8 +241,7 @@ def _kept(store: CheckpointStore, key: Mapping[str, JSON], trained: TrainedLm, s
     """The stored statistics of a run with this key, else empty ones."""
     commit = store.latest()
     if commit is not None and commit.state.get("of") == key:
-        store.point("last", commit.step)  # a power failure may have come before this
-        store.prune({commit.step})
+        store.prune({commit.step})  # a power failure may have come before this
         squares = {name: tensor.to(trained.device) for name, tensor in commit.tensors("squares").items()}
         state = trained.model.state_from(commit.tensors("state"), trained.device)
         return Statistics(

@@ -3,19 +3,11 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from lm.disk.storage import sha256_file
 from lm.errors import StorageError, visible
-from lm.runs.checkpoint import (
-    MEND_POINTER,
-    POINTERS,
-    CheckpointStore,
-    CommitReport,
-    Pointer,
-    step_names,
-)
+from lm.runs.checkpoint import AVERAGE, CheckpointStore, CommitReport
 from lm.runs.commit import FileRecord
 from lm.runs.evaluations import damaged_records
 from lm.runs.inputs import (
@@ -65,10 +57,10 @@ def check_run(run: Path) -> RunCheck:
     if not reports:
         raise StorageError(lost_checkpoints(run) or f"{run}: no checkpoint; is it the folder of a run?")
     problems = [report.problem for report in reports if report.problem]
+    notes = list[str]()
     last = reports[0]
-    pointers, notes = _pointers(store)
+    problems += [] if last.problem else _missing_best(store)
     newest = store.newest()
-    problems += pointers
     if newest and (record := record_of(newest)):
         changes = _changes(run, record)
         problems += changes
@@ -94,31 +86,13 @@ def check_run(run: Path) -> RunCheck:
     )
 
 
-def _pointers(store: CheckpointStore) -> tuple[list[str], list[str]]:
-    """Problems with the pointers, and harmless remains of a kill, one line each."""
-    problems, notes = list[str](), list[str]()
-    for name in POINTERS:
-        try:
-            notes += store.undisturbed(partial(_remains, store, name))
-        except StorageError as error:
-            problems.append(str(error))
-    return problems, notes
-
-
-def _remains(store: CheckpointStore, name: Pointer) -> list[str]:
-    """A note on a pointer other than that of the newest commit. StorageError if it names no commit."""
-    path, named, steps = visible(store.folder / f"{name}.json"), store.pointed(name), store.committed()
-    counts = store.best() if name == "best" else steps[-1:]
-    if name == "last" and (named or len(steps) > 1) and named not in ([step] for step in steps):
-        problem = f"names {step_names(named)}, which is not there" if named else "missing"
-        raise StorageError(f"{path}: {problem}; {MEND_POINTER}")
-    if named == counts:
-        return []
-    problem = f"names {step_names(named)}" if named else "missing"
-    return [
-        f"{path}: {problem}; the newest checkpoint names {step_names(counts)}, which counts, and the next"
-        " training mends the file"
-    ]
+def _missing_best(store: CheckpointStore) -> list[str]:
+    """The problem of best checkpoints that are not there, if any."""
+    try:
+        store.undisturbed(lambda: store.steps(AVERAGE))
+    except StorageError as error:
+        return [str(error)]
+    return []
 
 
 def _changes(run: Path, record: Record) -> list[str]:

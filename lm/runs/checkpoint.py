@@ -1,34 +1,29 @@
 """The checkpoints of a run, committed so that a crash at any moment leaves the old or the new one.
 
-A commit takes four steps. Files are written under a temporary name and synced, the manifest last. The folder
-is synced, renamed, and its parent synced. Pointers are updated. Old commits are deleted. The module does not
-import torch.
+A commit takes three steps. Files are written under a temporary name and synced, the manifest last. The folder
+is synced, renamed, and its parent synced. Old commits are deleted. The newest commit says which steps are
+best. The module does not import torch.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from lm.disk.storage import (
     JSON,
-    canonical_json,
     make_folder,
     move,
-    parse_json,
     publish_folder,
-    read_file,
     remove_tree,
     require_space,
     sha256_file,
     storage_errors,
     sync,
-    write_atomic,
 )
 from lm.errors import ConfigError, StorageError
 from lm.runs.commit import (
@@ -49,11 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["CHECKPOINTS", "CheckpointStore", "Commit", "CommitReport"]
 
 T = TypeVar("T")
-Pointer = Literal["last", "best"]
-POINTERS: tuple[Pointer, ...] = get_args(Pointer)
 CHECKPOINTS = "checkpoints"  # their folder in a run
 AVERAGE = "average-best"  # the mean of the k best
-MEND_POINTER = "run the same training again, which mends it, or name a checkpoint by --checkpoint step-N"
 _REPETITIONS = 10  # of a reading that fails while commits change
 _SLACK = 1 << 20  # bytes of a commit besides its tensors
 
@@ -80,7 +72,7 @@ class CheckpointStore:
         state: Mapping[str, JSON],
         facts: Mapping[str, JSON],
     ) -> Commit:
-        """Write a commit durably and point ``last`` at it; an identical existing commit is kept.
+        """Write a commit durably; an identical existing commit is kept.
 
         Tensors may be on any device, strided or shared; empty groups are omitted. Raises StorageError, which
         leaves older commits unchanged and no other files, and ValueError for NaN or ±inf in ``state`` or
@@ -104,7 +96,6 @@ class CheckpointStore:
                 with suppress(StorageError):
                     remove_tree(tmp)
                 raise
-            self.point("last", step)
         return Commit.read(final, tensors=False)
 
     def latest(self) -> Commit | None:
@@ -142,13 +133,10 @@ class CheckpointStore:
 
     def newest(self) -> Commit | None:
         """The newest commit with intact manifest and state; tensors are not verified. None without one."""
-        return next(self._readable(), None)
-
-    def _readable(self) -> Iterator[Commit]:
-        """Commits whose manifest and state are intact, newest first."""
         for _, path in self._folders():
             with suppress(StorageError):
-                yield Commit.read(path, tensors=False)
+                return Commit.read(path, tensors=False)
+        return None
 
     def open(self, which: str) -> Commit:
         """Verify and return ``last``, ``best`` or ``step-N``.
@@ -181,8 +169,7 @@ class CheckpointStore:
         if which == "last":
             return max(steps, default=-1)
         if which == "best":
-            self._require_best()
-            return next(iter(self.best()), -1)
+            return next(iter(self._best(1)), -1)
         if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
             return int(match[1])
         raise ConfigError(
@@ -196,11 +183,7 @@ class CheckpointStore:
     def _named(self, which: str) -> list[tuple[int, Path]]:
         """Current steps of a checkpoint name, and their folders."""
         folders = dict(self._folders())
-        if which == AVERAGE:
-            self._require_best(every=True)
-            steps = self.best()
-        else:
-            steps = [self._step_of(which, list(folders))]
+        steps = self._best() if which == AVERAGE else [self._step_of(which, list(folders))]
         return [(step, folders[step]) for step in steps if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
@@ -225,86 +208,35 @@ class CheckpointStore:
             raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
         return average_tensors(self._opened(f"step-{step}", weights_of) for step in steps)
 
-    def point(self, name: Pointer, steps: int | Sequence[int]) -> None:
-        """Write one step, or several with the best first, to ``NAME.json``, atomically."""
-        self._refuse_link()
-        listed = [steps] if isinstance(steps, int) else list(steps)
-        with suppress(StorageError):  # a damaged pointer is written anew
-            if listed == self.pointed(name):
-                return
-        make_folder(self.folder)
-        write_atomic(self.folder / f"{name}.json", canonical_json({"steps": listed}))
+    def _best(self, count: int | None = None) -> list[int]:
+        """The ``count`` best steps, or all, best first; [] before any validation.
 
-    def best(self) -> list[int]:
-        """Best steps in the newest commit, best first; [] before any validation.
-
-        After a kill, the pointer file may be that of the previous commit. Raises StorageError if it agrees
-        with neither.
+        A commit that no training wrote is the best one itself. Raises StorageError if the newest commit is
+        damaged, or if one of the steps is missing.
         """
-        return self.undisturbed(lambda: self._agreed(self.pointed("best"), self._folders()))
+        folders = dict(self._folders())
+        if not folders:
+            return []
+        newest = self._read(max(folders), folders, partial(Commit.read, tensors=False))
+        steps = [newest.step] if newest.best is None else newest.best[:count]
+        if missing := [step for step in steps if step not in folders]:
+            named = ", ".join(f"step {step}" for step in missing)
+            others = self._choices([*folders], ", or")
+            raise StorageError(
+                f"{self.folder}: {named} of the best is missing; restore it from a copy{others}"
+            )
+        return steps
 
     def undisturbed(self, read: Callable[[], T]) -> T:
         """Result of ``read``, which is repeated if it fails while a training changes the commits."""
         for _ in range(_REPETITIONS):
-            seen = self._pointers_and_folders()
+            seen = self._folders()
             try:
                 return read()
             except StorageError:
-                if seen == self._pointers_and_folders():
+                if seen == self._folders():
                     raise
         return read()
-
-    def _pointers_and_folders(self) -> tuple[list[bytes], list[tuple[int, Path]]]:
-        with storage_errors(self.folder):
-            files = [path for name in POINTERS if (path := self.folder / f"{name}.json").is_file()]
-        return [read_file(path, limit=1 << 20) for path in files], self._folders()
-
-    def _require_best(self, *, every: bool = False) -> None:
-        """Raise StorageError if the best step of the newest commit, or ``every`` best one, is missing."""
-        recorded: Sequence[int] = []
-        if newest := self.newest_folder():
-            with suppress(StorageError):  # reading the checkpoint reports the damage
-                recorded = Commit.read(newest, tensors=False).best or []
-        steps = [step for step, _ in self._folders()]
-        if missing := [step for step in recorded[: None if every else 1] if step not in steps]:
-            raise StorageError(
-                f"{self.folder}: {step_names(missing)} of the best is missing; restore it from a copy"
-                f"{self._choices(steps, ', or')}"
-            )
-
-    def _agreed(self, pointed: list[int], folders: list[tuple[int, Path]]) -> list[int]:
-        """Best steps of the newest commit, if the pointer agrees with it or with the previous commit."""
-        there = dict(folders)
-        named = [step for step in pointed if step in there]
-        recorded = (commit.best for commit in self._readable() if commit.best is not None)
-        views = ([step for step in steps if step in there] for steps in recorded)
-        newest, *before = [*islice(views, 2)] or [named]
-        if not before and not pointed:
-            before = [[]]  # the pointer of the first commit may not be written yet
-        if named in (newest, *before):
-            return newest
-        read = partial(Commit.read, tensors=False)
-        for step in there:
-            self._read(step, there, read)  # otherwise the pointer may be that of a damaged commit
-        what = f"names {step_names(pointed)}, the newest checkpoint {step_names(newest)}, so it was edited"
-        what = what if pointed else "missing"
-        raise StorageError(f"{self.folder / 'best.json'}: {what}; {MEND_POINTER}")
-
-    def pointed(self, name: Pointer) -> list[int]:
-        """Steps in a pointer file, best first; [] without the file. Raises StorageError."""
-        self._refuse_link()
-        path = self.folder / f"{name}.json"
-        if not os.path.lexists(path):
-            return []
-        content = read_file(path, limit=1 << 20, follow=False)
-        try:
-            value = parse_json(content, path)
-        except StorageError:
-            value = None
-        steps = value.get("steps") if isinstance(value, dict) else None
-        if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):
-            raise StorageError(f"{path}: damaged; {MEND_POINTER}")
-        return steps
 
     def prune(self, keep: Collection[int]) -> None:
         """Delete every commit whose step is not in ``keep``, after verifying the newest kept one.
@@ -363,8 +295,9 @@ class CheckpointStore:
     def _folders(self) -> list[tuple[int, Path]]:
         """Steps and their folders, newest first, intact or not."""
         self._refuse_link()
-        with storage_errors(self.folder):
-            names = sorted(os.listdir(self.folder)) if os.path.lexists(self.folder) else []
+        names: list[str] = []
+        with storage_errors(self.folder), suppress(FileNotFoundError):
+            names = sorted(os.listdir(self.folder))
         found: dict[int, Path] = {}
         for name in names:  # sorted, so a folder precedes its .old one, which counts only without it
             if match := STEP_FOLDER.fullmatch(name):
@@ -393,7 +326,3 @@ class CheckpointStore:
     def _refuse_link(self) -> None:
         if os.path.islink(self.folder):
             raise StorageError(f"{self.folder}: a symbolic link; link the whole run folder instead")
-
-
-def step_names(steps: Sequence[int]) -> str:
-    return ", ".join(f"step {step}" for step in steps) or "no step"

@@ -115,10 +115,12 @@ def test_saving_replaces_a_saved_conversation_and_nothing_else(in_tmp: Path) -> 
     assert len(Path("talk.jsonl").read_text(encoding="utf-8").splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "lock", "checkpoints/last.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "lock", "checkpoints/step-00000001/state.json"]
+)
 def test_saving_spares_a_run(name: str, in_tmp: Path) -> None:
     saved = chat_lines("talk.jsonl")
-    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/checkpoints/step-00000001").mkdir(parents=True)
     Path("run/config.json").write_text("{}")
     path = Path("run") / name
     path.write_text("".join(f"{json.dumps(record)}\n" for record in saved))

@@ -151,7 +151,6 @@ def test_the_details_of_an_evaluation_are_those_of_its_contexts(run: Path) -> No
     save_config(Resolved(mixture, {}), run / "config.json")
     store, codec = CheckpointStore(run / "checkpoints"), Codec.load(run)
     store.commit(2, {"model": build_model(mixture, codec).state_dict()}, {}, {})
-    store.point("best", 2)
     evaluate(run, output=Path("hyps.jsonl"), limit=13, overrides=["decode.beam=2", "decode.nbest=1"])
     (path,) = (run / "evaluation").iterdir()
     details = json.loads(path.read_text())["details"]
@@ -262,7 +261,6 @@ def test_references_and_limit_and_overrides(run: Path) -> None:
 
 
 def test_evaluations_do_not_replace_each_other(run: Path) -> None:
-    CheckpointStore(run / "checkpoints").point("last", 1)
     for folder, seed in (("a", 2), ("b", 3)):
         Path(folder).mkdir()
         write_dialogs(Path(folder) / "test.jsonl", conversations(seed))

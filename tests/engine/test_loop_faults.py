@@ -129,15 +129,15 @@ def test_a_recovery_also_returns_to_the_best_of_then(
         train(folder, settings, task=task)
     assert task.validations == len(values)
     with open_run(folder) as run:
-        assert run.checkpoints.pointed("best") == best
+        assert run.checkpoints.steps("average-best") == best
         assert [run.checkpoints.open("best").step for _ in best] == best
     assert set(steps(folder)) >= {8, *best}
 
 
-def test_pointers_never_dangle_while_a_recovery_prunes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_best_commit_goes_while_a_recovery_prunes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prune(store: CheckpointStore, keep: Collection[int]) -> None:
         real(store, keep)
-        assert {*store.pointed("best"), *store.pointed("last")} <= set(steps(folder))
+        assert set(store.steps("average-best")) <= set(steps(folder))
 
     real = CheckpointStore.prune
     monkeypatch.setattr(CheckpointStore, "prune", prune)
@@ -193,7 +193,7 @@ def test_a_validation_that_is_not_finite_is_never_best(folder: Path) -> None:
     result = train(folder, {"max_epochs": 6, "keep_best": 3}, task=with_values(values))
     assert (result.best_nll, result.best_step) == (2.0, 20)
     with open_run(folder) as run:
-        assert run.checkpoints.pointed("best") == [20, 10]
+        assert run.checkpoints.steps("average-best") == [20, 10]
     assert lines(folder)[0]["nll"] is None
     nothing = train(folder.with_name("nan"), {"max_epochs": 2}, task=with_values([NAN] * 2))
     assert math.isnan(nothing.best_nll)
@@ -235,8 +235,8 @@ def test_the_k_best_and_the_last_ones_are_kept(folder: Path) -> None:
         seen = sorted((value, 5 * number) for number, value in enumerate(values[:epoch], 1))
         best = [step for _, step in seen[:3]]
         with open_run(folder) as run:
-            assert run.checkpoints.pointed("best") == best
-            assert run.checkpoints.pointed("last") == [5 * epoch]
+            assert run.checkpoints.steps("average-best") == best
+            assert run.checkpoints.steps("last") == [5 * epoch]
         assert set(steps(folder)) == {*best, done, done + 5}
 
 

@@ -262,7 +262,7 @@ def test_tied_frozen_and_counting_tensors_survive(folder: Path) -> None:
         )
 
 
-def test_the_best_commit_that_could_not_be_saved_is_not_pointed_at(
+def test_the_best_commit_that_could_not_be_saved_is_not_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CheckpointStore, "commit", failing({3}, CheckpointStore.commit))
@@ -270,13 +270,11 @@ def test_the_best_commit_that_could_not_be_saved_is_not_pointed_at(
     assert (result.best_nll, result.best_step) == (2.0, 15)
 
 
-def test_no_pointer_stays_at_a_best_commit_that_is_gone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_best_commit_is_named_that_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckpointStore, "commit", failing({3}, CheckpointStore.commit))
     train(folder, {"max_epochs": 4}, task=with_values([3.0, 1.0, math.nan, math.nan]))
     with open_run(folder) as run:
-        assert set(run.checkpoints.pointed("best")) <= set(steps(folder))
+        assert set(run.checkpoints.steps("average-best")) <= set(steps(folder))
 
 
 def test_a_validation_that_is_not_finite_is_not_judged_as_the_one_before() -> None:

@@ -195,7 +195,8 @@ def test_the_card_names_numbers_with_their_commands(
     run = write_run(tmp_path / "run", lines=(300, 40, 60), kind="mos", components=2)
     store = CheckpointStore(run / "checkpoints")
     weights = store.weights("best")
-    store.commit(4, {"model": {name: 2 * tensor for name, tensor in weights.items()}}, {}, {})
+    other = {"model": {name: 2 * tensor for name, tensor in weights.items()}}
+    store.commit(4, other, {"progress": {"best": [[1.0, 3]]}}, {})
     shutil.copytree(run, tmp_path / "other")
     text = str(tmp_path / "valid.txt")
     commands = [

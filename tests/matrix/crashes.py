@@ -286,12 +286,12 @@ def lose_power(lab: Lab, command: Command, disk: Disk, rng: random.Random) -> No
 
 
 def promised(changes: Sequence[Change]) -> int:
-    """The step of a training that has to be there: pointers move when a commit is certain."""
+    """The step of a training that has to be there: its folder is synced when a commit is certain."""
     step = told = -1
     for change in changes:
         if found := re.fullmatch(r"run/checkpoints/step-(\d+)", change.target):
             step = int(found[1])
-        elif change.target == "run/checkpoints/last.json":
+        elif change.kind == "sync" and change.path == "run/checkpoints":
             told = step
     return told
 

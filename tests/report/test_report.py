@@ -291,7 +291,6 @@ def test_ranks_of_earlier_weights_are_left_out_with_a_note(tmp_path: Path) -> No
 
     def train(step: int) -> None:
         store.commit(step, {"model": {"weight": torch.full((2,), float(step))}}, {}, {})
-        store.point("best", step)
 
     def shown() -> str:
         return text_of(report_of(LM, [run], None, 1000)[1].decode())

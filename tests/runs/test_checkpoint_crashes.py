@@ -22,11 +22,10 @@ pytestmark = pytest.mark.usefixtures("quick_fsync")
 
 
 def next_commit(store: CheckpointStore, step: int = 3) -> Callable[[], None]:
-    """What the engine does at a checkpoint: commit, move the pointer, prune."""
+    """What the engine does at a checkpoint: commit and prune."""
 
     def action() -> None:
-        save(store, step)
-        store.point("best", step)
+        save(store, step, best=[step])
         store.prune([2, step])
 
     return action
@@ -35,8 +34,7 @@ def next_commit(store: CheckpointStore, step: int = 3) -> Callable[[], None]:
 def fresh_store(folder: Path) -> CheckpointStore:
     store = CheckpointStore(folder / "checkpoints")
     save(store, 1)
-    save(store, 2)
-    store.point("best", 1)
+    save(store, 2, best=[1])
     return store
 
 
@@ -48,7 +46,8 @@ def survives(store: CheckpointStore, allowed: tuple[int, ...], go_on: bool = Tru
     assert holds(latest, latest.step)
     assert not [report.problem for report in store.verify_all() if report.problem], "a kill is no damage"
     assert store.open("last").step in allowed
-    store.pointed("best")
+    best = store.open("best")
+    assert holds(best, best.step)
     store.clean()
     after = store.latest()
     assert after is not None
@@ -57,14 +56,14 @@ def survives(store: CheckpointStore, allowed: tuple[int, ...], go_on: bool = Tru
         return
     next_commit(store)()
     names = {path.name for path in store.folder.iterdir()}
-    assert names == {"step-00000002", "step-00000003", "last.json", "best.json"}
+    assert names == {"step-00000002", "step-00000003"}
     assert holds(store.open("best"), 3)
 
 
 def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_commit(tmp_path: Path) -> None:
     template = fresh_store(tmp_path / "template")
     total = len(faults.count_operations(next_commit(fresh_store(tmp_path / "count"))))
-    assert total > 40
+    assert total > 30
     for number in range(total + 1):
         store = CheckpointStore(tmp_path / str(number))
         shutil.copytree(template.folder, store.folder)
@@ -137,7 +136,7 @@ def power_losses(tmp_path: Path, sabotage: str = "") -> int:
 
 
 def test_power_loss_at_any_operation_leaves_the_old_or_the_new_commit(tmp_path: Path) -> None:
-    assert power_losses(tmp_path) > 200
+    assert power_losses(tmp_path) >= 150
 
 
 @pytest.mark.parametrize("sabotage", ["files", "folders"])
@@ -170,7 +169,7 @@ def test_the_order_of_a_commit(tmp_path: Path) -> None:
     published = at("rename step-00000003")
     assert at("fsync manifest.json") < at("fsync step-00000003.tmp") < published
     assert trace[published + 1] == "fsync checkpoints"
-    assert published < at("rename last.json") < at("rename best.json") < at("rename step-00000001.tmp")
+    assert published < at("rename step-00000001.tmp")
     assert at("rename step-00000001.tmp") < at("rmdir step-00000001.tmp")
 
 
@@ -180,7 +179,7 @@ def test_a_full_disk_at_any_byte_leaves_the_old_commits(tmp_path: Path) -> None:
     before = files_below(store.folder)
     for room in [*range(0, total, 97), total - 1]:
         with pytest.raises(StorageError) as error:
-            faults.fill_disk_after(room, lambda: save(store, 3))
+            faults.fill_disk_after(room, lambda: save(store, 3, best=[1]))
         one_line(error, "step-00000003", "no space left on device; free 1 MB")
         assert files_below(store.folder) == before
         assert not list(store.folder.glob("*.tmp"))

@@ -245,7 +245,7 @@ def test_reading_changes_nothing(store: CheckpointStore) -> None:
     def read() -> None:
         store.latest()
         store.verify_all()
-        store.pointed("last")
+        store.steps("best")
         store.weights("step-1")
 
     assert set(faults.count_operations(read)) <= {"open"}

@@ -105,7 +105,7 @@ def test_flipped_bits(run: Path, trained: Path) -> None:
     """Row E1: any bit of any file, those that belong to no checkpoint among them."""
     choose = random.Random(1)
     damages = (damage for path in run_files(run) for damage in flips(path, 6, choose))
-    assert survey(run, trained, damages) >= 100
+    assert survey(run, trained, damages) >= 90
 
 
 def test_wounds(run: Path, trained: Path) -> None:
@@ -120,8 +120,8 @@ def test_wounds(run: Path, trained: Path) -> None:
 
 
 def test_edits_that_look_right(run: Path, trained: Path) -> None:
-    """Another beam, another best step, other words: what a reader without a record would believe."""
-    assert survey(run, trained, edits(run)) >= 60
+    """Another beam, other words: what a reader without a record would believe."""
+    assert survey(run, trained, edits(run)) >= 50
 
 
 def test_an_edited_evaluation_is_not_compared(run: Path, ending: Callable[..., Outcome]) -> None:
@@ -161,7 +161,6 @@ def test_files_of_another_run(run: Path, trained: Path, tmp_path: Path) -> None:
         ("config.json", '"seed": 1', '"seed": 7', "train.seed = 7 (was 1)"),
         ("vocabulary.json", '"hello"', '"hullo"', "vocabulary.json: edited or damaged"),
         ("data.json", '"codec_sha256": "', '"codec_sha256": "0', "data.json: edited or damaged"),
-        ("checkpoints/best.json", "[", "[99", "best.json"),
     ],
 )
 def test_every_command_that_opens_a_run_refuses_an_edited_one(
@@ -249,55 +248,16 @@ def test_training_again_mends_the_config(run: Path, trained: Path, damage: str) 
     assert check_run(run).problems == []
 
 
-def test_a_kill_before_the_first_pointer_is_no_damage(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.commit(0, {}, {"progress": {"best": [[1.0, 0]]}}, {})
-    assert store.best() == [0], "best.json is written after the checkpoint and last.json"
-    store.point("best", [7])
-    with pytest.raises(StorageError, match=r"best\.json: names step 7, the newest checkpoint step 0, so"):
-        store.best()
-
-
 def test_the_best_step_is_that_of_the_newest_checkpoint(run: Path) -> None:
-    """A pointer that is moved to another step is refused, but for the one that a kill would have left."""
     store = CheckpointStore(run / "checkpoints")
     steps = sorted(int(path.name[5:]) for path in store.folder.glob("step-*"))
     best = {step: [[0.1 * step, steps[0]], [0.2 * step, step]][:: 1 if step < 4 else -1] for step in steps}
     for step in steps:
         commit = store.folder / f"step-{step:08d}"
         rewrite_state(commit, lambda state, step=step: state["progress"].update(best=best[step]))
-    pointer = store.folder / "best.json"
-    newest, before = ([entry[1] for entry in best[step]] for step in (steps[-1], steps[-2]))
-    for named in (newest, before):
-        store.point("best", named)
-        assert store.best() == newest != before
-        assert bool(check_run(run).notes) == (named == before)
-    for wrong in ([steps[0]], [steps[-2]], newest[:1], [], [steps[1], steps[0]]):
-        if wrong not in (newest, before):
-            store.point("best", wrong)
-            told = "names .*, the newest checkpoint step 4" if wrong else "missing; run the same training"
-            with pytest.raises(StorageError, match=rf"best\.json: {told}"):
-                store.open("best")
-            assert "best.json" in check_run(run).problems[0]
-    pointer.unlink()
-    with pytest.raises(StorageError, match=r"best\.json: missing"):
-        store.weights("average-best")
-
-
-def test_missing_pointers_are_told_as_such(run: Path) -> None:
-    for name in ("best", "last"):
-        (run / f"checkpoints/{name}.json").unlink()
-    result = check_run(run)
-    assert [problem.split(": ", 1)[1][:7] for problem in result.problems] == ["missing"] * 2
-    assert all("run the same training again, which mends it" in problem for problem in result.problems)
-
-
-def test_training_again_mends_the_pointers(run: Path, trained: Path) -> None:
-    for name in ("best", "last"):
-        (run / f"checkpoints/{name}.json").write_text('{"steps":[99]}')
-    assert len(check_run(run).problems) == 2
-    train(settings(trained.parent), run, no_report)
-    assert not found(run)
+    assert store.steps("average-best") == [entry[1] for entry in best[steps[-1]]]
+    shutil.rmtree(store.folder / f"step-{steps[0]:08d}")
+    assert f"step {steps[0]} of the best is missing; restore it from a copy" in check_run(run).problems[0]
 
 
 @pytest.mark.parametrize("name", ["data.json", "vocabulary.json", "tokenizer.json"])

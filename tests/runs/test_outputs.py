@@ -118,7 +118,7 @@ def test_two_results_do_not_go_to_one_file(in_tmp: Path) -> None:
 @pytest.mark.parametrize("mark", ["config.json", "manifest.json"])
 def test_what_a_run_or_a_corpus_consists_of_is_no_place_for_a_result(tmp_path: Path, mark: str) -> None:
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
-    parts = (mark, "vocabulary.json", "checkpoints/best.json", "checkpoints/step-00000001/state.json")
+    parts = (mark, "vocabulary.json", "checkpoints/step-00000001/state.json")
     for part in (*parts, "mine.json"):
         (tmp_path / part).write_text("{}")
     (tmp_path / "link.json").symlink_to("vocabulary.json")

@@ -52,7 +52,7 @@ def attempted(run: Path) -> tuple[Any, ...] | None:
 
 
 def found(run: Path) -> list[str]:
-    """What `check` says, and of an intact run does not: problems, and pointers as a kill leaves them."""
+    """What `check` says, and of an intact run does not: problems and notes."""
     try:
         result = check_run(run)
     except StorageError as error:

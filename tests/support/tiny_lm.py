@@ -108,7 +108,6 @@ def write_run(folder: Path, *, lines: tuple[int, int, int] = (120, 40, 60), **op
     trained.codec.save(folder)
     store = CheckpointStore(folder / "checkpoints")
     store.commit(3, {"model": model_tensors(trained.model)}, {}, {})
-    store.point("best", 3)
     return folder
 
 

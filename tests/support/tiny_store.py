@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from lm.disk.storage import canonical_json
+from lm.disk.storage import JSON, canonical_json
 from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore, Commit
 
@@ -26,8 +27,10 @@ def groups_of(step: int) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def save(store: CheckpointStore, step: int) -> Commit:
-    return store.commit(step, groups_of(step), {"step": step, "lr": 0.1}, {"seconds": step + 0.5})
+def save(store: CheckpointStore, step: int, best: Sequence[int] | None = None) -> Commit:
+    """A commit, of a training with these best steps, or of none."""
+    progress: dict[str, JSON] = {} if best is None else {"progress": {"best": [[1.0, one] for one in best]}}
+    return store.commit(step, groups_of(step), {"step": step, "lr": 0.1} | progress, {"seconds": step + 0.5})
 
 
 def holds(commit: Commit, step: int) -> bool:

@@ -116,15 +116,14 @@ def test_killed_at_every_step_on_the_disk(lab: Lab, number: int) -> None:
 
 
 def test_killed_when_all_but_the_tidying_up_is_done(lab: Lab) -> None:
-    """After the last commit only pointers and pruning are left, and the next process has nothing to train."""
+    """After the last commit only pruning is left, and the next process has nothing to train."""
     steps = lab.reference(CASE).steps
     renamed = steps.index("rename run/checkpoints/step-00000012") + 1
-    places = ("rename run/checkpoints/last.json", "rename run/checkpoints/best.json", "rmdir")
     numbers = [
         renamed + 1,
-        *(steps.index(step, renamed) + 1 for step in steps[renamed:] if step.startswith(places)),
+        *(steps.index(step, renamed) + 1 for step in steps[renamed:] if step.startswith("rmdir")),
     ]
-    assert len(numbers) >= 4
+    assert len(numbers) >= 2
     outcomes = [lab.trial(CASE, [Blow(at=number)]) for number in numbers]
     assert not [outcome for outcome in outcomes if outcome.failure]
     assert all(outcome.kills for outcome in outcomes)
@@ -262,7 +261,6 @@ def test_finetuning_that_was_killed_early_notices_that_its_start_has_changed(
     checkpoints = tmp_path / "base/checkpoints"
     newest = checkpoints / "step-00000012"
     rewrite_state(newest, lambda state: state["progress"].update(best=[[0.1, 12]]))  # it went on
-    (checkpoints / "best.json").write_text('{"steps":[12]}', encoding="utf-8")
     ended = lab.server.run(command, tmp_path)
     assert "base: the best checkpoint changed since this run began" in ended.output, ended
     shutil.rmtree(tmp_path / "base")

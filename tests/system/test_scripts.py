@@ -102,8 +102,8 @@ def test_results_table_has_the_learned_factor_of_the_evaluated_weights(
     assert "learned_factor" not in table.load(run, "test", {})
     store = CheckpointStore.of(run)
     for step, factor in ((30, 1.5), (40, 1.75)):
-        store.commit(step, {"model": {"head.scale": torch.tensor(factor)}}, {}, {})
-    store.point("best", 30)
+        progress = {"best": [[1.0, 30]]}
+        store.commit(step, {"model": {"head.scale": torch.tensor(factor)}}, {"progress": progress}, {})
     saved = json.loads((run / "config.json").read_text())
     saved["config"]["head"]["learn_context_scale"] = True
     (run / "config.json").write_text(json.dumps(saved))

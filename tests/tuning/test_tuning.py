@@ -21,6 +21,7 @@ from lm.disk.filelock import FileLock
 from lm.disk.storage import read_json, sealed, write_json
 from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMemory, StorageError
+from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
 from lm.tuning.trials import Outcome, Trials
@@ -318,7 +319,7 @@ def test_workers_save_and_end_when_their_parent_does(folder: Path, number: signa
         os._exit(70)
     runs = [folder / "search" / "trials" / str(trial) for trial in range(2)]
     try:
-        while not all((run / "checkpoints" / "last.json").exists() for run in runs):
+        while not all(CheckpointStore.of(run).begun for run in runs):
             time.sleep(0.05)
     finally:
         os.kill(pid, number)  # also where the test is cut off: nothing stays behind

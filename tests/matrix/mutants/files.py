@@ -95,11 +95,11 @@ MUTANTS = (
         "runs/test_checkpoint_crashes.py::test_a_kill_while_a_step_is_replaced_leaves_one_of_the_two",
     ),
     Mutant(
-        "check of a pointer",
+        "a best checkpoint that is missing is named",
         CHECKPOINT,
-        "if not isinstance(steps, list) or any(type(step) is not int or step < 0 for step in steps):",
-        "if False:",
-        "runs/test_checkpoint.py::test_open_and_pointers",
+        "if step not in folders]:",
+        "if False]:",
+        "runs/test_checkpoint.py::test_no_other_checkpoint_replaces_a_best_one_that_is_missing",
     ),
     Mutant(
         "comparison of the config",
