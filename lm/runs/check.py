@@ -17,6 +17,7 @@ from lm.runs.inputs import (
     changed_config,
     changed_files,
     codec_of,
+    finished_at,
     lost_checkpoints,
     record_of,
     recorded,
@@ -57,10 +58,9 @@ def check_run(run: Path) -> RunCheck:
     if not reports:
         raise StorageError(lost_checkpoints(run) or f"{run}: no checkpoint; is it the folder of a run?")
     problems = [report.problem for report in reports if report.problem]
-    notes = list[str]()
-    last = reports[0]
-    problems += [] if last.problem else _missing_best(store)
-    newest = store.newest()
+    last, newest, notes = reports[0], store.newest(), list[str]()
+    if newest and newest.step == last.step:
+        problems += _lost(store, last.step, finished_at(run))
     if newest and (record := record_of(newest)):
         changes = _changes(run, record)
         problems += changes
@@ -86,13 +86,17 @@ def check_run(run: Path) -> RunCheck:
     )
 
 
-def _missing_best(store: CheckpointStore) -> list[str]:
-    """The problem of best checkpoints that are not there, if any."""
+def _lost(store: CheckpointStore, newest: int, finished: int) -> list[str]:
+    """Problems with checkpoints that are not there: the last one of a finished training, and best ones."""
+    found = []
+    if finished > newest:
+        what = f"no checkpoint of step {finished}, at which the training finished"
+        found.append(f"{visible(store.folder)}: {what}; restore it from a copy, or train again")
     try:
-        store.undisturbed(lambda: store.steps(AVERAGE))
+        store.steps(AVERAGE)
     except StorageError as error:
-        return [str(error)]
-    return []
+        found.append(str(error))
+    return found
 
 
 def _changes(run: Path, record: Record) -> list[str]:

@@ -25,7 +25,7 @@ from lm.disk.storage import (
     storage_errors,
     sync,
 )
-from lm.errors import ConfigError, StorageError
+from lm.errors import ConfigError, StorageError, require
 from lm.runs.commit import (
     MANIFEST,
     STEP_FOLDER,
@@ -143,11 +143,12 @@ class CheckpointStore:
 
         Raises StorageError if it is missing or damaged, ConfigError for another name.
         """
+        require(which != AVERAGE, f"--checkpoint {AVERAGE}: a mean of several; choose last, best or step-N")
         return self.undisturbed(lambda: self._opened(which, Commit.read))
 
     def _opened(self, which: str, read: Callable[[Path], T]) -> T:
         folders = dict(self._folders())
-        wanted = self._step_of(which, list(folders))
+        wanted = next(iter(self._steps_of(which, folders)), -1)
         if wanted not in folders:
             unnamed = "best checkpoint before the first validation"
             name = unnamed if which == "best" else f"checkpoint {which!r}"
@@ -155,36 +156,53 @@ class CheckpointStore:
             raise StorageError(f"{self.folder}: no {name}{others}")
         return self._read(wanted, folders, read)
 
-    def _read(self, wanted: int, folders: Mapping[int, Path], read: Callable[[Path], T]) -> T:
+    def _read(self, wanted: int, folders: Mapping[int, Path], read: Callable[[Path], T], role: str = "") -> T:
         """Result of ``read`` on the folder of a step; StorageError that names others that are intact."""
         try:
             return read(folders[wanted])
         except StorageError as error:
             intact = [step for step, path in folders.items() if step != wanted and is_intact(path)]
             none = "; no other checkpoint is intact: restore one from a copy"
-            raise StorageError(f"{error}{self._choices(intact) or none}") from error
+            raise StorageError(f"{error}{role}{self._choices(intact) or none}") from error
 
-    def _step_of(self, which: str, steps: list[int]) -> int:
-        """Step of a checkpoint name; ConfigError for an unknown name."""
+    def _steps_of(self, which: str, folders: Mapping[int, Path]) -> list[int]:
+        """Steps of a checkpoint name, several for an average; ConfigError for an unknown name."""
         if which == "last":
-            return max(steps, default=-1)
-        if which == "best":
-            return next(iter(self._best(1)), -1)
+            return [*folders][:1]  # newest first
+        if which in ("best", AVERAGE):
+            return self._best(folders, 1 if which == "best" else None)
         if match := re.fullmatch(r"step-(\d{1,15})", which, re.ASCII):
-            return int(match[1])
-        raise ConfigError(
-            f"--checkpoint {which}: must be last, best, average-best or step-N{self._choices(steps)}"
-        )
+            return [int(match[1])]
+        others = self._choices([*folders])
+        raise ConfigError(f"--checkpoint {which}: must be last, best, average-best or step-N{others}")
+
+    def _best(self, folders: Mapping[int, Path], count: int | None) -> list[int]:
+        """The ``count`` best steps, or all, best first; [] before any validation.
+
+        A commit that no training wrote is the best one itself. Raises StorageError if the newest commit is
+        damaged, or if one of the steps is missing.
+        """
+        if not folders:
+            return []
+        read = partial(Commit.read, tensors=False)
+        newest = self._read(max(folders), folders, read, "; it says which checkpoint is best")
+        steps = [newest.step] if newest.best is None else newest.best[:count]
+        if missing := [step for step in steps if step not in folders]:
+            named = ", ".join(f"step {step}" for step in missing)
+            others = self._choices([*folders], ", or")
+            raise StorageError(
+                f"{self.folder}: {named} of the best is missing; restore it from a copy{others}"
+            )
+        return steps
 
     def steps(self, which: str) -> list[int]:
         """Current steps of a checkpoint name, several for an average."""
-        return [step for step, _ in self._named(which)]
+        return [step for step, _ in self.undisturbed(lambda: self._named(which))]
 
     def _named(self, which: str) -> list[tuple[int, Path]]:
         """Current steps of a checkpoint name, and their folders."""
         folders = dict(self._folders())
-        steps = self._best() if which == AVERAGE else [self._step_of(which, list(folders))]
-        return [(step, folders[step]) for step in steps if step in folders]
+        return [(step, folders[step]) for step in self._steps_of(which, folders) if step in folders]
 
     def fingerprint(self, which: str) -> str | None:
         """Hash of the manifests that a name currently means; None if there is none.
@@ -203,40 +221,30 @@ class CheckpointStore:
         return self.undisturbed(self._average)
 
     def _average(self) -> dict[str, "Tensor"]:
-        steps = self.steps(AVERAGE)
+        folders = dict(self._folders())
+        steps = self._best(folders, None)
         if not steps:
             raise StorageError(f"{self.folder}: no best checkpoints yet to average; choose last")
-        return average_tensors(self._opened(f"step-{step}", weights_of) for step in steps)
-
-    def _best(self, count: int | None = None) -> list[int]:
-        """The ``count`` best steps, or all, best first; [] before any validation.
-
-        A commit that no training wrote is the best one itself. Raises StorageError if the newest commit is
-        damaged, or if one of the steps is missing.
-        """
-        folders = dict(self._folders())
-        if not folders:
-            return []
-        newest = self._read(max(folders), folders, partial(Commit.read, tensors=False))
-        steps = [newest.step] if newest.best is None else newest.best[:count]
-        if missing := [step for step in steps if step not in folders]:
-            named = ", ".join(f"step {step}" for step in missing)
-            others = self._choices([*folders], ", or")
-            raise StorageError(
-                f"{self.folder}: {named} of the best is missing; restore it from a copy{others}"
-            )
-        return steps
+        return average_tensors(self._read(step, folders, weights_of) for step in steps)
 
     def undisturbed(self, read: Callable[[], T]) -> T:
         """Result of ``read``, which is repeated if it fails while a training changes the commits."""
         for _ in range(_REPETITIONS):
-            seen = self._folders()
+            seen = self._identities()
             try:
                 return read()
             except StorageError:
-                if seen == self._folders():
+                if seen == self._identities():
                     raise
         return read()
+
+    def _identities(self) -> list[tuple[Path, int]]:
+        """Folders of the commits, and their inodes, which change if a step is committed again."""
+        found = []
+        for _, path in self._folders():
+            with suppress(OSError):  # deleted meanwhile
+                found.append((path, os.lstat(path).st_ino))
+        return found
 
     def prune(self, keep: Collection[int]) -> None:
         """Delete every commit whose step is not in ``keep``, after verifying the newest kept one.

@@ -92,13 +92,19 @@ class Commit:
 
     @property
     def best(self) -> list[int] | None:
-        """Steps of the best commits at this one, best first; None unless a training wrote it."""
-        progress = self.state.get("progress")
-        best = progress.get("best") if isinstance(progress, dict) else None
-        if not isinstance(best, list):
+        """Steps of the best commits at this one, best first; None unless a training wrote it.
+
+        Raises StorageError if they are no list of pairs of a loss and a step.
+        """
+        if "progress" not in self.state:
             return None
-        steps = [entry[1] for entry in best if isinstance(entry, list) and len(entry) == 2]
-        return [step for step in steps if type(step) is int]
+        try:
+            steps = [step for _, step in self.state["progress"]["best"]]
+        except (LookupError, TypeError, ValueError):
+            steps = [None]
+        if any(type(step) is not int or step < 0 for step in steps):
+            raise StorageError(f"{self.path / STATE}: lists no best checkpoints; the checkpoint is foreign")
+        return steps
 
     @classmethod
     def read(cls, path: Path, *, tensors: bool = True) -> "Commit":

@@ -119,12 +119,24 @@ def require_checkpoints(run: Path) -> None:
 
 def ending(run: Path) -> str:
     """End of the last sitting, from the last line of timing.jsonl; "" if the sitting was killed."""
+    return visible(_last_timing(run).get("ended", ""))
+
+
+def finished_at(run: Path) -> int:
+    """The step at which a training finished; -1 if it did not, or if its timing.jsonl is gone."""
+    last = _last_timing(run)
+    step = last.get("step")
+    return step if last.get("ended") == "finished" and type(step) is int else -1
+
+
+def _last_timing(run: Path) -> dict[str, Any]:
     path = run / TIMING_LOG
     lines = read_file(path, limit=LOG_LIMIT).splitlines() if path.is_file() else []
     try:
-        return visible(json.loads(lines[-1]).get("ended", "")) if lines else ""
-    except (ValueError, AttributeError, RecursionError):
-        return ""
+        last = json.loads(lines[-1]) if lines else {}
+    except (ValueError, RecursionError):
+        return {}
+    return last if isinstance(last, dict) else {}
 
 
 def changed_files(run: Path, record: Record) -> Iterator[str]:

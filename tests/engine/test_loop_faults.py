@@ -137,7 +137,7 @@ def test_a_recovery_also_returns_to_the_best_of_then(
 def test_no_best_commit_goes_while_a_recovery_prunes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prune(store: CheckpointStore, keep: Collection[int]) -> None:
         real(store, keep)
-        assert set(store.steps("average-best")) <= set(steps(folder))
+        store.steps("average-best")  # StorageError if one is missing
 
     real = CheckpointStore.prune
     monkeypatch.setattr(CheckpointStore, "prune", prune)

@@ -274,7 +274,7 @@ def test_no_best_commit_is_named_that_is_gone(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(CheckpointStore, "commit", failing({3}, CheckpointStore.commit))
     train(folder, {"max_epochs": 4}, task=with_values([3.0, 1.0, math.nan, math.nan]))
     with open_run(folder) as run:
-        assert set(run.checkpoints.steps("average-best")) <= set(steps(folder))
+        assert run.checkpoints.steps("average-best") == [5]
 
 
 def test_a_validation_that_is_not_finite_is_not_judged_as_the_one_before() -> None:

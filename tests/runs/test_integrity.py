@@ -121,7 +121,7 @@ def test_wounds(run: Path, trained: Path) -> None:
 
 def test_edits_that_look_right(run: Path, trained: Path) -> None:
     """Another beam, other words: what a reader without a record would believe."""
-    assert survey(run, trained, edits(run)) >= 50
+    assert survey(run, trained, edits(run)) >= 110
 
 
 def test_an_edited_evaluation_is_not_compared(run: Path, ending: Callable[..., Outcome]) -> None:
@@ -269,3 +269,19 @@ def test_training_does_not_go_on_with_other_words(run: Path, trained: Path, name
         train(settings(trained.parent, "train.max_steps=9"), run, no_report)
     assert not (run / name).exists()
     assert sorted((run / "checkpoints").rglob("*")) == before
+
+
+def test_a_newest_checkpoint_that_is_gone_is_named(run: Path) -> None:
+    store = CheckpointStore(run / "checkpoints")
+    newest = store.committed()[-1]
+    shutil.rmtree(store.folder / f"step-{newest:08d}")
+    told = f"no checkpoint of step {newest}, at which the training finished; restore it from a copy"
+    assert told in check_run(run).problems[0]
+
+
+def test_training_again_replaces_a_newest_checkpoint_that_is_gone(run: Path, trained: Path) -> None:
+    expected = used(run)
+    shutil.rmtree(run / "checkpoints/step-00000004")
+    train(settings(trained.parent), run, no_report)
+    assert not found(run)
+    assert used(run) == expected

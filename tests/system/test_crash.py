@@ -119,11 +119,8 @@ def test_killed_when_all_but_the_tidying_up_is_done(lab: Lab) -> None:
     """After the last commit only pruning is left, and the next process has nothing to train."""
     steps = lab.reference(CASE).steps
     renamed = steps.index("rename run/checkpoints/step-00000012") + 1
-    numbers = [
-        renamed + 1,
-        *(steps.index(step, renamed) + 1 for step in steps[renamed:] if step.startswith("rmdir")),
-    ]
-    assert len(numbers) >= 2
+    numbers = range(renamed + 1, len(steps) + 1)
+    assert len(numbers) >= 10
     outcomes = [lab.trial(CASE, [Blow(at=number)]) for number in numbers]
     assert not [outcome for outcome in outcomes if outcome.failure]
     assert all(outcome.kills for outcome in outcomes)

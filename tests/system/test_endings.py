@@ -64,7 +64,7 @@ WORKING = [  # and the file that each has to write
     ("dialog prepare dialog-corpus/train.jsonl --out out", "out/manifest.json"),
     ("dialog references --train T --test V --out out", "out"),
     ("dialog chat dialog-run", ""),
-    ("dialog train dialog.toml --run out", "out/checkpoints"),
+    ("dialog train dialog.toml --run out", "out/checkpoints/step-00000012/manifest.json"),
     ("lm presets", ""),
     ("lm describe ptb_mos --json out", "out"),
     ("lm check lm-run --json out", "out"),
@@ -74,7 +74,10 @@ WORKING = [  # and the file that each has to write
     ("lm generate lm-run --max-tokens 5", ""),
     ("lm analyze components lm-run --json out", "out"),
     ("lm prepare text --out out", "out/manifest.json"),
-    ("lm finetune lm-run --set train.max_steps=1 --set optim.lr=1 --run out", "out/checkpoints"),
+    (
+        "lm finetune lm-run --set train.max_steps=1 --set optim.lr=1 --run out",
+        "out/checkpoints/step-00000001/manifest.json",
+    ),
 ]
 
 

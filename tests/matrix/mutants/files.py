@@ -5,6 +5,7 @@ from tests.matrix.mutants.mutant import Mutant
 POWER = "runs/test_checkpoint_crashes.py::test_power_loss_at_any_operation_leaves_the_old_or_the_new_commit"
 STORAGE = "lm/disk/storage.py"
 CHECKPOINT = "lm/runs/checkpoint.py"
+CHECK = "lm/runs/check.py"
 COMMIT = "lm/runs/commit.py"
 RUN = "lm/runs/run.py"
 MUTANTS = (
@@ -100,6 +101,13 @@ MUTANTS = (
         "if step not in folders]:",
         "if False]:",
         "runs/test_checkpoint.py::test_no_other_checkpoint_replaces_a_best_one_that_is_missing",
+    ),
+    Mutant(
+        "the last checkpoint of a finished training is missed",
+        CHECK,
+        "if finished > newest:",
+        "if False:",
+        "runs/test_integrity.py::test_a_newest_checkpoint_that_is_gone_is_named",
     ),
     Mutant(
         "comparison of the config",
