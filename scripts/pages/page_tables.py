@@ -44,13 +44,14 @@ BEYOND_MOS = (  # labels of heads with more than mixed probabilities
     "DOC ×4, K = 3",
     "CPR ×4, 20 and 100 likely words, words of the context, pointer",
 )
-MIXTURES = ("MoC ×4, K = 3", "MoS ×4, K = 3", "MoS ×1, K = 3", *BEYOND_MOS)
+MIXTURES = ("MoC ×4, K = 3", "MoS ×4, K = 3", "MoSS ×4, K = 3", "MoS ×1, K = 3", *BEYOND_MOS)
 STARTS = (  # pairs of labels: heads that begin so and the same with the bias at zero, and two that begin so
     *((f"{label}, {START}", label) for label in ("softmax", "softmax ×4", *MIXTURES)),
     (f"softmax, {START}", "softmax ×4"),
     *((f"{label}, {START}", f"softmax, {START}") for label in ("softmax ×4", *MIXTURES)),
     *((f"{label}, {START}", f"softmax ×4, {START}") for label in MIXTURES),
-    (f"MoS ×4, K = 3, {START}", f"MoC ×4, K = 3, {START}"),
+    *((f"MoS ×4, K = 3, {START}", f"{label}, {START}") for label in ("MoC ×4, K = 3", "MoS ×1, K = 3")),
+    (f"MoSS ×4, K = 3, {START}", f"MoS ×4, K = 3, {START}"),
     *((f"{label}, {START}", f"MoS ×4, K = 3, {START}") for label in BEYOND_MOS),
 )
 REMOVED = (  # labels of the leads that this start takes a share of
