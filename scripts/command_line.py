@@ -15,7 +15,11 @@ class Options(argparse.ArgumentParser):
     """Options of a script, whose help begins with its docstring. A mistake ends it with one line and 2."""
 
     def __init__(self, docstring: str | None) -> None:
-        super().__init__(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            description=docstring,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Exit with a message in one line."""

@@ -70,14 +70,17 @@ class Saver:
             self._journal.resume(self._training.progress, 0, 0.0)
             return
         whole = self._journal.require(_log_of(commit))
-        self._load(commit, whole)
+        missing = self._load(commit, whole)
         self._prune()
         facts: Any = commit.facts
         self._clock.resume(facts["seconds"])
         self._journal.resume(self._training.progress, facts["timing_bytes"], facts["seconds"])
         self._report(Note(f"resuming after step {commit.step}"))
-        if not whole:
+        for step in missing:
+            self._report(Note(f"warning: step {step} of the best is missing, and no longer counts"))
+        if missing or not whole:
             self._commit()  # before any line is written: a kill must not leave a log that no commit records
+        if not whole:
             self._lost_log()
             self._commit()
         for name, now in self._circumstances().items():
@@ -159,20 +162,22 @@ class Saver:
         kept = {progress.anchor, *progress.anchor_best, *(step for _, step in progress.best)}
         self._store.prune(kept.union(self._store.committed()[-self._train.keep_last :]))
 
-    def _load(self, commit: Commit, keep_log: bool) -> None:
+    def _load(self, commit: Commit, keep_log: bool) -> list[int]:
         """Return to a commit and delete newer ones, which are damaged or diverged.
 
-        The log is truncated to the size that the commit recorded, or emptied without ``keep_log``.
+        The log is truncated to the size that the commit recorded, or emptied without ``keep_log``. Returns
+        best steps that are missing, as after a damaged commit that displaced them.
         """
         self._training.load(commit)
         progress = self._training.progress
         kept = [step for step in self._store.committed() if step <= commit.step]
-        # a damaged commit may have displaced others
+        missing = [step for _, step in progress.best if step not in kept]
         progress.best = [entry for entry in progress.best if entry[1] in kept]
         self._committed_best = list(progress.best)
         self._store.prune(kept)
         self._journal.cut(_log_of(commit).size if keep_log else 0)
         self.dirty = False
+        return missing
 
     def _circumstances(self) -> dict[str, str | int]:
         """Versions, threads, kernels and device, which bit-identical results also depend on.

@@ -57,7 +57,7 @@ def check_run(run: Path) -> RunCheck:
     reports = store.verify_all()
     if not reports:
         raise StorageError(lost_checkpoints(run) or f"{run}: no checkpoint; is it the folder of a run?")
-    problems = [report.problem for report in reports if report.problem]
+    problems = [problem for report in reports if (problem := _damage(report, reports[0]))]
     last, newest, notes = reports[0], store.newest(), list[str]()
     if newest and newest.step == last.step:
         problems += _lost(store, last.step, finished_at(run))
@@ -84,6 +84,14 @@ def check_run(run: Path) -> RunCheck:
         problems=problems,
         notes=notes,
     )
+
+
+def _damage(report: CommitReport, last: CommitReport) -> str:
+    """Problem of a damaged commit, with its remedy; "" for an intact one."""
+    if not report.problem or "; " in report.problem:
+        return report.problem or ""
+    again = ", or train again" if report is last else ""
+    return f"{report.problem}; restore it from a copy{again}"
 
 
 def _lost(store: CheckpointStore, newest: int, finished: int) -> list[str]:

@@ -78,7 +78,7 @@ class CheckpointStore:
         leaves older commits unchanged and no other files, and ValueError for NaN or ±inf in ``state`` or
         ``facts``.
         """
-        self._refuse_link()
+        self._require_folder()
         final = self._path(step)
         tmp = final.with_name(f"{final.name}.tmp")
         tensors = [tensor for group in groups.values() for tensor in group.values()]
@@ -270,7 +270,7 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Finish or undo the work of a killed writer; only for the process that holds the run."""
-        self._refuse_link()
+        self._require_folder()
         with storage_errors(self.folder):
             names = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
         for name in names:
@@ -302,7 +302,7 @@ class CheckpointStore:
 
     def _folders(self) -> list[tuple[int, Path]]:
         """Steps and their folders, newest first, intact or not."""
-        self._refuse_link()
+        self._require_folder()
         names: list[str] = []
         with storage_errors(self.folder), suppress(FileNotFoundError):
             names = sorted(os.listdir(self.folder))
@@ -331,6 +331,9 @@ class CheckpointStore:
         names = ", ".join(f"step-{step}" for step in steps[:8])
         return f"{joint} choose another one by --checkpoint: {names}" if names else ""
 
-    def _refuse_link(self) -> None:
+    def _require_folder(self) -> None:
+        """Raise StorageError where the folder is a link or a file."""
         if os.path.islink(self.folder):
             raise StorageError(f"{self.folder}: a symbolic link; link the whole run folder instead")
+        if os.path.isfile(self.folder):
+            raise StorageError(f"{self.folder}: a file; restore the folder from a copy, or name another run")

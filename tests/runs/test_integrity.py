@@ -14,7 +14,7 @@ from dialog.train import train
 from dialog.trained import TrainedModel
 from lm.cli import main as lm_main
 from lm.disk.storage import remove_tree
-from lm.engine.events import no_report
+from lm.engine.events import Event, Note, no_report
 from lm.errors import ConfigError, StorageError
 from lm.runs.check import check_run
 from lm.runs.checkpoint import CheckpointStore
@@ -285,3 +285,23 @@ def test_training_again_replaces_a_newest_checkpoint_that_is_gone(run: Path, tra
     train(settings(trained.parent), run, no_report)
     assert not found(run)
     assert used(run) == expected
+
+
+def test_a_best_checkpoint_that_is_gone_no_longer_counts_after_training(run: Path, trained: Path) -> None:
+    """Also where the training has nothing left to do."""
+    store, lines = CheckpointStore(run / "checkpoints"), list[str]()
+    first, *_, newest = store.committed()
+    best = [[0.1, first], [0.2, newest]]
+    rewrite_state(store.folder / f"step-{newest:08d}", lambda state: state["progress"].update(best=best))
+    assert store.steps("average-best") == [first, newest]
+    shutil.rmtree(store.folder / f"step-{first:08d}")
+    assert f"step {first} of the best is missing" in check_run(run).problems[0]
+
+    def report(event: Event) -> None:
+        if isinstance(event, Note):
+            lines.append(event.line)
+
+    train(settings(trained.parent), run, report)
+    assert f"warning: step {first} of the best is missing, and no longer counts" in lines
+    assert not found(run)
+    assert store.steps("average-best") == [newest]

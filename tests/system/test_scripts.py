@@ -304,7 +304,7 @@ def test_what_the_studies_measured_becomes_results_and_tables(
 def test_a_mistyped_option_or_a_closed_pipe_ends_a_script_in_one_line_at_most() -> None:
     table = SCRIPTS / "tables" / "ptb_small.toml"
     status = [sys.executable, SCRIPTS / "train_table.py", table, "--status"]
-    mistyped = subprocess.run([*status, "--head", "mos", "--x"], capture_output=True, text=True, check=False)
+    mistyped = subprocess.run([*status, "--heads", "mos", "--x"], capture_output=True, text=True, check=False)
     assert mistyped.returncode == 2
     assert mistyped.stderr == "unrecognized arguments: --x; --help lists the options\n"
     with subprocess.Popen(status, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as closed:
