@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dialog.analysis_cli import analyze, splits_of
 from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
 from dialog.config import DialogConfig
 from dialog.corpus_cli import PREPARE, prepare, references, show_corpus, show_prepared
@@ -194,10 +195,9 @@ def evaluate(
     resolved = decoding_of(run, overrides)
     require_effect(resolved.config, overrides or ())
     in_processes(processes)
-    from dialog.corpora.own_data import in_run
-    from lm.runs.inputs import config_of, prepared_anew
+    from lm.runs.inputs import prepared_anew
 
-    splits = [in_run(one, config_of(one, DialogConfig).config.data) for one in runs]
+    splits = splits_of(runs)
     texts = [text for own in splits for text in (own.train, own.valid, own.test)]
     require_apart([output, json_file], [data, references, *texts])
     from dialog.evaluate import evaluate as evaluate_run
@@ -247,6 +247,7 @@ add_check(app, "dialog")
 add_runs(app, "dialog")
 add_doctor(app, "dialog", "dialog.doctor")
 add_exchange(app, "dialog", DialogConfig, "dialog.export")
+app.add_typer(analyze, name="analyze")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -139,13 +139,18 @@ class TrainedModel:
             for example, item, (nll, tokens) in zip(data.examples, data.items, pairs, strict=True)
         ]
 
+    @property
+    def first(self) -> Seq2Seq:
+        """The model, or the first one of an ensemble."""
+        return _members(self.model)[0]
+
     def readings(self, dialogs: Sequence[Dialog]) -> Iterator[tuple[Layers, Tensor]]:
         """Yield hidden states (n, ·) of the first model, and targets (n,), batch by batch."""
         data = encode_dialogs(dialogs, self.codec, self.config)
         for indices in score_batches(data):
             batch = data.batch(indices).to(self.device)
             with torch.no_grad():
-                hidden, targets, _ = _members(self.model)[0].hidden(batch)
+                hidden, targets, _ = self.first.hidden(batch)
             yield hidden, targets
 
     def require(self, decode: DecodeConfig) -> None:

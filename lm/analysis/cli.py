@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,30 +10,32 @@ import typer
 
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
 from lm.analysis.opened import (
+    OneCheckpoint,
+    OverTraining,
+    alike,
+    measured,
+    measurement,
+    naming,
+    opened_with_text,
+)
+from lm.console.app import Commands, counting, in_processes, show, write_result
+from lm.console.measured import (
     Measured,
     MeasuredRuns,
     MeasuredText,
-    OneCheckpoint,
     Out,
-    OverTraining,
     Runs,
-    alike,
     figures_folder,
-    measured,
-    naming,
-    opened_with_text,
     report_runs,
 )
-from lm.console.app import Commands, counting, in_processes, show, write_result
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
 from lm.errors import require, visible
 from lm.language.options import Data, Limit, spare_texts
-from lm.launched import leads
 from lm.parallel.group import process_group
 from lm.results import as_json
 
 if TYPE_CHECKING:
-    from lm.analysis.rank import RunRank
+    from lm.spectra.run_rank import RunRank
 
 analyze = typer.Typer(
     cls=Commands,
@@ -62,12 +63,12 @@ def rank(
     """
     spare_texts(json_file, runs, data)
     in_processes(processes)
-    from lm.analysis.rank import rank_of_run, rank_tables
-    from lm.analysis.spectrum import RankResult
-    from lm.analysis.spectrum_figure import draw_spectra
+    from lm.analysis.rank import predictions_of
     from lm.disk.storage import make_folder
     from lm.parallel.slices import joined
     from lm.runs.evaluations import require_measurable
+    from lm.spectra.reporting import report_ranks
+    from lm.spectra.run_rank import rank_of_predictions
 
     names = [str(run) for run in runs]
     with counting("factorising") as progress, process_group() as group:
@@ -78,26 +79,18 @@ def rank(
                 require_measurable(opened.run, "analysis")
                 kept = opened.run / "analysis"
                 make_folder(kept)
-                found = rank_of_run(
-                    opened.trained,
-                    text.ids,
+                found = rank_of_predictions(
+                    predictions_of(opened.trained, text.ids),
                     progress,
                     spectrum=kept / f"rank-{text.name_at(checkpoint)}.npz",
                     checkpoint=checkpoint,
                     fingerprint=opened.fingerprint or "",
                 )
-                yield asdict(Measured.of(opened, text, found))
+                yield asdict(measurement(opened, text, found))
 
         ranks = map(_measured_rank, joined(group, len(runs), rows))
         results = dict(zip(names, ranks, strict=True))
-    folder = figures_folder(out, runs)
-    figures = [folder / "rank.png", folder / "rank.svg"]
-    if leads():
-        make_folder(folder)
-        spectra = {name: RankResult.load(Path(one.found.spectrum or "")) for name, one in results.items()}
-        draw_spectra(spectra, figures)
-    note = f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz"
-    report_runs(json_file, results, rank_tables, figures, note)
+    report_ranks(runs, results, out, json_file)
 
 
 @analyze.command()
@@ -142,7 +135,7 @@ def components(
     with process_group() as group:
         [(opened, text)] = opened_with_text([run], data, limit, checkpoint, group=group)
         with naming(opened):
-            result = Measured.of(opened, text, components_of_run(opened.trained, text.ids))
+            result = measurement(opened, text, components_of_run(opened.trained, text.ids))
     write_result(json_file, result, config=opened.trained.config)
     show(*component_tables(str(run), result.found))
 
@@ -169,7 +162,7 @@ def examples(
     require(first.resolve() != second.resolve(), f"{visible(second)}: named twice; name the better run")
     (beaten, text), (better, _) = alike(opened_with_text([first, second], data, limit, checkpoint))
     found = compare_runs(beaten.trained, better.trained, text.ids, Wanted(count, margin))
-    write_result(json_file, Measured.of(better, text, found), config=better.trained.config)
+    write_result(json_file, measurement(better, text, found), config=better.trained.config)
     show(*example_tables(str(first), str(second), found))
 
 
@@ -214,7 +207,7 @@ def temperature(
         report = temperature_report(found, words.tokens)
         if at is not None:
             report = replace(report, word=word, occurrences=occurrences(found, text.ids, words.tokens, at))
-        profiles[opened.name], results[opened.name] = found, Measured.of(opened, text, report)
+        profiles[opened.name], results[opened.name] = found, measurement(opened, text, report)
     folder = figures_folder(out, runs)
     make_folder(folder)
     figures = [folder / "temperature.png", folder / "temperature.svg"]
@@ -236,17 +229,17 @@ def recovery(
     Example: lm analyze recovery runs/ptb_small_softmax runs/ptb_small_mlstm runs/ptb_small_mogrifier
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.recovery import Recovery, recovery_tables, require_share
     from lm.analysis.recovery import recovery as recover
+    from lm.analysis.recovery import recovery_tables, require_share
     from lm.language.scoring import token_nll
 
     require_share(share)
-    losses, measure = {}, {}
+    losses, opens = {}, {}
     for opened, text in alike(opened_with_text(runs, data, limit, checkpoint)):
         losses[opened.name] = token_nll(opened.trained, text.ids)
-        measure[opened.name] = partial(Measured[Recovery].of, opened, text)
+        opens[opened.name] = opened, text
     surprises, found = recover(losses, share)
-    results = {name: measure[name](one) for name, one in found.items()}
+    results = {name: measurement(*opens[name], one) for name, one in found.items()}
     write_result(json_file, as_json(surprises) | as_json(MeasuredRuns.of(results)))
     show(*recovery_tables(surprises, found))
 
@@ -276,6 +269,6 @@ for _command in (geometry, gradient, histories, unargmaxable):
 
 def _measured_rank(row: dict[str, Any]) -> "Measured[RunRank]":
     """A measurement of a rank from its nested JSON."""
-    from lm.analysis.rank import RunRank
+    from lm.spectra.run_rank import RunRank
 
     return Measured(**row | {"found": RunRank(**row["found"]), "data": MeasuredText(**row["data"])})

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.analysis.spectrum import RankResult, effective_rank
 from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.spectra.spectrum import RankResult, effective_rank
 from lm.steps import OnProgress, Steps, no_progress
 
 HISTORY = 30  # tokens of a history, read from a zero state

@@ -31,14 +31,14 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from lm.analysis.rank import matrix_rank
-from lm.analysis.spectrum import effective_rank
 from lm.console.tables import Table
 from lm.errors import DataError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.states import Layers
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.spectra.rank import matrix_rank
+from lm.spectra.spectrum import effective_rank
 from lm.steps import OnAdvance, OnProgress, Steps, no_advance, no_progress
 
 ENTRIES = 1 << 22  # of the logits that are differentiated at once

@@ -6,17 +6,16 @@ from typing import Annotated
 import typer
 
 from lm.analysis.opened import (
-    Measured,
     OneCheckpoint,
     OverTraining,
-    Runs,
     measured,
+    measurement,
     naming,
     opened_models,
     opened_with_text,
-    report_runs,
 )
 from lm.console.app import counting
+from lm.console.measured import Runs, report_runs
 from lm.console.options import JsonFile
 from lm.language.options import Data, Limit, spare_texts
 
@@ -107,5 +106,5 @@ def unargmaxable(
         for opened in opened_models(runs, checkpoint, over_training):
             with naming(opened):
                 found = unargmaxable_of_run(opened.trained, progress)
-            results[opened.name] = Measured.of(opened, None, found)
+            results[opened.name] = measurement(opened, None, found)
     report_runs(json_file, results, unargmaxable_tables)

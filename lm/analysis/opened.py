@@ -1,19 +1,17 @@
 """Runs and texts that an analysis opens, and what its result says about them. Imports nothing heavy."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from lm.console.app import show, write_result
-from lm.console.options import given, output_folder, run_folders
-from lm.console.tables import Table
-from lm.errors import ConfigError, DataError, StorageError, require, visible
+from lm.console.measured import Measured, MeasuredText
+from lm.console.options import given
+from lm.errors import ConfigError, DataError, StorageError, require
 from lm.parallel.group import ALONE, Group
-from lm.results import Merged
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
@@ -30,11 +28,6 @@ def _one_choice(context: typer.Context, value: T) -> T:
     return value
 
 
-Runs = Annotated[list[Path], run_folders("Folders of runs; repeated ones count once.")]
-Out = Annotated[
-    Path | None,
-    output_folder("Folder of figures; default: RUN/analysis for one run, ./analysis for several.", "--out"),
-]
 OneCheckpoint = Annotated[
     str,
     typer.Option(
@@ -50,13 +43,6 @@ OverTraining = Annotated[
         "--over-training", help="Analyse every stored checkpoint of the runs.", callback=_one_choice
     ),
 ]
-
-
-def figures_folder(out: Path | None, runs: Sequence[Path]) -> Path:
-    """Folder of the figures of runs: ``out``, or by default that of a single run."""
-    if out is not None:
-        return out
-    return runs[0] / "analysis" if len(runs) == 1 else Path("analysis")
 
 
 @dataclass(frozen=True)
@@ -147,31 +133,11 @@ def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text"
     return load_text(trained, data or own_test(trained), limit)
 
 
-@dataclass(frozen=True)
-class MeasuredText:
-    """Name, source and hash of the text of a measurement."""
-
-    name: str
-    source: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Measured(Generic[T]):
-    """A finding in a run, and the checkpoint, device and text, if any, of the measurement."""
-
-    checkpoint: str
-    seed: int
-    device: str
-    found: Merged[T]
-    data: MeasuredText | None = None
-
-    @classmethod
-    def of(cls, opened: Opened, text: "Text | None", found: T) -> Self:
-        """A measurement of an opened model."""
-        data = MeasuredText(text.name, text.source, text.sha256) if text else None
-        trained = opened.trained
-        return cls(opened.checkpoint, trained.config.train.seed, str(trained.device), found, data)
+def measurement(opened: Opened, text: "Text | None", found: T) -> Measured[T]:
+    """A finding in an opened model, on a text or without one."""
+    data = MeasuredText(text.name, text.source, text.sha256) if text else None
+    trained = opened.trained
+    return Measured(opened.checkpoint, trained.config.train.seed, str(trained.device), found, data)
 
 
 def measured(steps: Iterator[OpenedText], measure: "Callable[[TrainedLm, Ids], T]") -> dict[str, Measured[T]]:
@@ -179,7 +145,7 @@ def measured(steps: Iterator[OpenedText], measure: "Callable[[TrainedLm, Ids], T
     found = {}
     for opened, text in steps:
         with naming(opened):
-            found[opened.name] = Measured.of(opened, text, measure(opened.trained, text.ids))
+            found[opened.name] = measurement(opened, text, measure(opened.trained, text.ids))
     return found
 
 
@@ -190,44 +156,3 @@ def naming(opened: Opened) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{opened.name}: {error}") from None
-
-
-@dataclass(frozen=True)
-class MeasuredRuns(Generic[T]):
-    """Measurements of runs by name, their devices, and the figures that show them."""
-
-    runs: Mapping[str, Measured[T]]
-    device: str
-    figures: Sequence[str] | None = None
-
-    @classmethod
-    def of(cls, runs: Mapping[str, Measured[T]], figures: Sequence[Path] = ()) -> Self:
-        """The measurements of ``runs`` by name."""
-        devices = ", ".join(sorted({measured.device for measured in runs.values()}))
-        return cls(runs, devices, [*map(str, figures)] or None)
-
-    def found(self) -> dict[str, T]:
-        """The findings by run."""
-        return {name: measured.found for name, measured in self.runs.items()}
-
-
-def report_runs(
-    json_file: Path | None,
-    runs: Mapping[str, Measured[T]],
-    tables: Callable[[Mapping[str, T]], Sequence[Table | str]],
-    figures: Sequence[Path] = (),
-    *notes: str,
-) -> None:
-    """Write the measurements of runs by name to ``json_file``, and print their tables and notes."""
-    result = MeasuredRuns.of(runs, figures)
-    write_result(json_file, result)
-    show(*tables(result.found()), *_texts_warning(runs), *notes)
-
-
-def _texts_warning(runs: Mapping[str, Measured[T]]) -> list[str]:
-    """Warning about measurements of different tokens; [] if all tokens are equal, or none were read."""
-    texts = {name: measured.data for name, measured in runs.items() if measured.data}
-    if len({text.sha256 for text in texts.values()}) < 2:
-        return []
-    named = ", ".join(f"{visible(name)} {visible(text.source)}" for name, text in texts.items())
-    return [f"Warning: the runs read different texts, so that their numbers do not compare: {named}."]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lm.analysis.spectrum import RankResult
 from lm.console.tables import Table
 from lm.console.terminal import sanitize
 from lm.errors import ConfigError, StorageError, visible
@@ -25,6 +24,7 @@ from lm.report.page_parts import (
 )
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import Evaluation
+from lm.spectra.spectrum import RankResult
 
 _OLDER = "No passages: a version that kept none made the evaluation; run `lm evaluate` again."
 _OUTDATED = (

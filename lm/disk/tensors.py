@@ -1,5 +1,6 @@
 """Safetensors files, written tensor by tensor."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -56,6 +57,15 @@ def tensor_bytes(tensor: "Tensor") -> memoryview:
 
     dense = tensor.detach().cpu().contiguous()
     return dense.reshape(-1).view(torch.uint8).numpy().data
+
+
+def sha256_of(tensors: Iterable[tuple[str, "Tensor"]]) -> str:
+    """SHA-256 of the name and bytes of every tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(name.encode() + b"\0")
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
 
 
 def _header(ordered: Iterable[tuple[str, "Tensor"]], metadata: Mapping[str, str] | None) -> bytes:

@@ -17,6 +17,7 @@ from lm.arrays import Floats
 from lm.config.named_data import split_of_run
 from lm.disk.filelock import exclusive
 from lm.disk.storage import JSON, make_folder, move, remove_tree, sync
+from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
 from lm.errors import require, visible
 from lm.language.adaptation import (
@@ -45,7 +46,7 @@ from lm.language.refinements import Refinements, refined
 from lm.language.results import Compat, Likelihood, LmEvaluation
 from lm.language.scoring import token_nll
 from lm.language.setting_search import NUMBERS, SearchedSettings, SettingSearch, choose, unusual
-from lm.language.trained import TrainedLm, weights_sha256
+from lm.language.trained import TrainedLm
 from lm.numbers import shortest
 from lm.results import Merged
 from lm.runs.checkpoint import CheckpointStore
@@ -203,7 +204,7 @@ def run_statistics(
         f" file); give {max(1, tokens // rows):,} or fewer streams",
     )
     key: dict[str, JSON] = {
-        "weights_sha256": weights_sha256(trained.model),
+        "weights_sha256": sha256_of(trained.model.named_parameters()),
         "train_sha256": split.fingerprint,
         "streams": streams,
         "window": window,

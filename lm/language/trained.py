@@ -6,7 +6,6 @@ matrix products.
 """
 
 import copy
-import hashlib
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lm.disk.tensors import tensor_bytes
 from lm.engine.device import device_here
 from lm.engine.state import load_model_tensors
 from lm.errors import DataError
@@ -136,12 +134,3 @@ class TrainedLm:
             with torch.no_grad():
                 block = head.log_probs(hidden.map(lambda states: states[:, 0].double()))
             yield block
-
-
-def weights_sha256(model: LanguageModel) -> str:
-    """SHA-256 of every parameter's name and bytes."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(name.encode() + b"\0")
-        digest.update(tensor_bytes(parameter))
-    return digest.hexdigest()

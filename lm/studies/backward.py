@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm.analysis.spectrum import effective_rank
 from lm.heads.head import Head
+from lm.spectra.spectrum import effective_rank
 from lm.steps import OnProgress, no_progress
 from lm.studies.known_language import Language
 from lm.studies.options import FULL, LanguageOptions, heads_of

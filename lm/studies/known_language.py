@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lm.analysis.spectrum import RankResult
 from lm.errors import DivergenceError, require
+from lm.spectra.spectrum import RankResult
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import Case, Ceiling, Variant, Work
-from lm.analysis.rank import matrix_rank
+from lm.spectra.rank import matrix_rank
 
 TOKENS, VOCAB = 6_000, 2_000
 

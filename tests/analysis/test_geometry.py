@@ -18,10 +18,10 @@ from lm.analysis.geometry import (
     geometry_of_run,
     histories_of_run,
 )
-from lm.analysis.spectrum import RankResult, effective_rank
 from lm.cli import main
 from lm.errors import DataError, DivergenceError
 from lm.language.model import LanguageModel
+from lm.spectra.spectrum import RankResult, effective_rank
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run
 
 

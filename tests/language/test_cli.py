@@ -11,7 +11,6 @@ import pytest
 
 from lm.analysis.cli import examples
 from lm.analysis.examples import Wanted
-from lm.analysis.spectrum import RankResult
 from lm.cli import generate, prepare
 from lm.engine.events import Event, Update
 from lm.language.corpora.prepare import PrepareOptions
@@ -19,6 +18,7 @@ from lm.language.corpora.sources import ReadOptions
 from lm.language.generate import GenerateOptions
 from lm.language.trained import TrainedLm
 from lm.runs.checkpoint import CheckpointStore
+from lm.spectra.spectrum import RankResult
 from lm.studies.backward import BackwardOptions
 from lm.studies.bottleneck import BottleneckOptions
 from lm.studies.cli import bottleneck

@@ -19,7 +19,6 @@ from dialog.cli import main as dialog_main
 from dialog.config import DialogConfig
 from dialog.report import FAMILY as DIALOG
 from lm.analysis.report import FAMILY as LM
-from lm.analysis.spectrum import RankResult
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
@@ -28,6 +27,7 @@ from lm.report.page import report_of
 from lm.report.train_command import train_command
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import load_evaluation, spread
+from lm.spectra.spectrum import RankResult
 from tests.support.command_lines import Outcome
 from tests.support.kept_records import keep_record, keep_scores
 

@@ -23,7 +23,7 @@ def test_help_of_every_command_loads_nothing_heavy() -> None:
 import sys
 from dialog.cli import main
 from lm.cli import main as lm_main
-commands = [(main, command) for command in ("", *{COMMANDS})]
+commands = [(main, command) for command in ("", "analyze", *{COMMANDS})]
 commands += [(lm_main, command) for command in ("", "analyze", *{LM_COMMANDS})]
 for run, command in commands:
     try:
@@ -36,7 +36,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     ended = python("-c", program)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("Usage: dialog") == len(COMMANDS) + 1
+    assert ended.stdout.count("Usage: dialog") == len(COMMANDS) + 2
     assert ended.stdout.count("Usage: lm") == len(LM_COMMANDS) + 2
 
 

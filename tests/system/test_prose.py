@@ -9,10 +9,10 @@ from tests.support.modules import MODULES, PACKAGES, ROOT, TREES, dotted, nodes
 # Names of counterparts: the same thing for each family, a command and its function, a type variable.
 COUNTERPARTS = {
     "Compat", "Config", "DataConfig", "FAMILY", "LOCK", "LOWEST", "Located", "MANIFEST",
-    "MEASURES", "ModelConfig", "POINTS", "Piece", "PrepareOptions", "RESULT", "ReadOptions", "app",
+    "MEASURES", "ModelConfig", "POINTS", "Piece", "PrepareOptions", "RESULT", "ReadOptions", "analyze", "app",
     "bottleneck", "chat", "compare", "comparison_tables", "demo", "describe", "dynamic", "evaluate",
-    "evaluation_tables", "export_run", "generate", "import_run", "locate", "main", "preparation", "prepare",
-    "prepared_tables", "read_split", "recovery",
+    "evaluation_tables", "export_run", "generate", "import_run", "locate", "main", "predictions_of",
+    "preparation", "prepare", "prepared_tables", "rank", "read_split", "recovery",
     "score", "serve", "train", "train_point", "write_split",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from lm.analysis.scratch import ITEM, Matrix, ScratchMatrix
+from lm.spectra.scratch import ITEM, Matrix, ScratchMatrix
 from lm.steps import Steps
 
 

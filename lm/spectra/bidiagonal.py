@@ -7,8 +7,8 @@ whole matrix in memory.
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.analysis.factor import Band
-from lm.analysis.scratch import Matrix
+from lm.spectra.factor import Band
+from lm.spectra.scratch import Matrix
 from lm.steps import Steps
 
 ROWS_AT_ONCE = 100  # of the tridiagonal matrix in one step

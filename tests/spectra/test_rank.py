@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from lm.analysis.bidiagonal import bidiagonal_values
-from lm.analysis.rank import FactorPlan, RunRank, matrix_rank, rank_of_run, rank_tables
-from lm.analysis.scratch import ScratchMatrix
-from lm.analysis.spectrum import RankResult, effective_rank
+from lm.analysis.rank import predictions_of
 from lm.disk.storage import canonical_json
 from lm.errors import DataError, StorageError
 from lm.heads.head import Head, HeadConfig
 from lm.results import as_json
+from lm.spectra.bidiagonal import bidiagonal_values
+from lm.spectra.rank import FactorPlan, matrix_rank
+from lm.spectra.run_rank import RunRank, rank_of_predictions, rank_tables
+from lm.spectra.scratch import ScratchMatrix
+from lm.spectra.spectrum import RankResult, effective_rank
 from lm.steps import Steps
 from tests.support.signals import signal_at
 
@@ -267,7 +269,7 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
     kind: str, ceiling: int | None, tmp_path: Path
 ) -> None:
     run, path = StandIn(head_of(kind, bias=False)), tmp_path / "spectrum.npz"
-    result = rank_of_run(run, np.arange(200), spectrum=path, scratch=tmp_path)
+    result = rank_of_predictions(predictions_of(run, np.arange(200)), spectrum=path, scratch=tmp_path)
     assert (result.tokens, result.vocabulary, result.dtype) == (200, 60, "float64")
     assert result.ceiling == ceiling
     assert (result.rank == 7) if ceiling else (result.rank > 30)
@@ -286,7 +288,7 @@ def test_the_rank_of_a_run_is_reported_with_its_ceiling(
 def test_one_component_has_the_ceiling_of_a_softmax(kind: str, ceiling: int | None, tmp_path: Path) -> None:
     config = HeadConfig(kind=kind, embedding_size=6, tied=False, output_bias=False, context_scale=4.0)
     run = StandIn(Head(config, 6, 60).double().eval())
-    result = rank_of_run(run, np.arange(200), scratch=tmp_path)
+    result = rank_of_predictions(predictions_of(run, np.arange(200)), scratch=tmp_path)
     assert result.ceiling == ceiling
     assert (result.rank == 7) == (ceiling == 7)
 
@@ -310,7 +312,7 @@ def test_a_head_that_is_wider_than_its_states_has_the_ceiling_of_the_states(
     head = Head(config, 6, 60).double().eval()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter)
-    result = rank_of_run(StandIn(head), np.arange(200), scratch=tmp_path)
+    result = rank_of_predictions(predictions_of(StandIn(head), np.arange(200)), scratch=tmp_path)
     assert result.rank == result.ceiling == rank
 
 
@@ -319,7 +321,7 @@ def test_a_spectrum_is_measured_once_for_its_weights_and_tokens(tmp_path: Path) 
     ids, others = np.arange(80), np.arange(80)[::-1]
 
     def measure(ids: np.ndarray) -> RunRank:
-        return rank_of_run(run, ids, spectrum=path, scratch=tmp_path)
+        return rank_of_predictions(predictions_of(run, ids), spectrum=path, scratch=tmp_path)
 
     first = measure(ids)
     assert (first.spectrum, first.kept_from_before, run.calls) == (str(path), False, 1)
@@ -351,10 +353,12 @@ def test_a_stored_spectrum_takes_the_fingerprint_of_its_checkpoint_without_a_new
     tmp_path: Path,
 ) -> None:
     run, path, ids = StandIn(head_of("mos", bias=False)), tmp_path / "rank-test.npz", np.arange(80)
-    first = rank_of_run(run, ids, spectrum=path)  # as in a file of an older version
+    first = rank_of_predictions(predictions_of(run, ids), spectrum=path)  # as in a file of an older version
     values = RankResult.load(path).singular_values
     for checkpoint, fingerprint in (("best", "a"), ("best", "b"), ("last", "b")):
-        again = rank_of_run(run, ids, spectrum=path, checkpoint=checkpoint, fingerprint=fingerprint)
+        again = rank_of_predictions(
+            predictions_of(run, ids), spectrum=path, checkpoint=checkpoint, fingerprint=fingerprint
+        )
         assert again == replace(first, kept_from_before=True)
         stored = RankResult.load(path)
         assert (stored.checkpoint, stored.fingerprint) == (checkpoint, fingerprint)

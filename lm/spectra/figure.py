@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lm.analysis.spectrum import RankResult
 from lm.console.pictures import save_figure
 from lm.errors import DataError
+from lm.spectra.spectrum import RankResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

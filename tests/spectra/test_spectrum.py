@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.analysis.spectrum import RankResult
-from lm.analysis.spectrum_figure import curve, draw_spectra
 from lm.errors import ConfigError, DataError, StorageError
+from lm.spectra.figure import curve, draw_spectra
+from lm.spectra.spectrum import RankResult
 
 
 def spectrum_of(rank: int) -> RankResult:

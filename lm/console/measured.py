@@ -1,0 +1,88 @@
+"""Options of the commands that analyse runs, results by run, and the folder of figures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Generic, Self, TypeVar
+
+from lm.console.app import show, write_result
+from lm.console.options import output_folder, run_folders
+from lm.console.tables import Table
+from lm.errors import visible
+from lm.results import Merged
+
+T = TypeVar("T")
+
+Runs = Annotated[list[Path], run_folders("Folders of runs; repeated ones count once.")]
+Out = Annotated[
+    Path | None,
+    output_folder("Folder of figures; default: RUN/analysis for one run, ./analysis for several.", "--out"),
+]
+
+
+def figures_folder(out: Path | None, runs: Sequence[Path]) -> Path:
+    """Folder of the figures of runs: ``out``, or by default that of a single run."""
+    if out is not None:
+        return out
+    return runs[0] / "analysis" if len(runs) == 1 else Path("analysis")
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """Name, source and hash of the text of a measurement."""
+
+    name: str
+    source: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Measured(Generic[T]):
+    """A finding in a run, and the checkpoint, device and text, if any, of the measurement."""
+
+    checkpoint: str
+    seed: int
+    device: str
+    found: Merged[T]
+    data: MeasuredText | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredRuns(Generic[T]):
+    """Measurements of runs by name, their devices, and the figures that show them."""
+
+    runs: Mapping[str, Measured[T]]
+    device: str
+    figures: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Measured[T]], figures: Sequence[Path] = ()) -> Self:
+        """The measurements of ``runs`` by name."""
+        devices = ", ".join(sorted({measured.device for measured in runs.values()}))
+        return cls(runs, devices, [*map(str, figures)] or None)
+
+    def found(self) -> dict[str, T]:
+        """The findings by run."""
+        return {name: measured.found for name, measured in self.runs.items()}
+
+
+def report_runs(
+    json_file: Path | None,
+    runs: Mapping[str, Measured[T]],
+    tables: Callable[[Mapping[str, T]], Sequence[Table | str]],
+    figures: Sequence[Path] = (),
+    *notes: str,
+) -> None:
+    """Write the measurements of runs by name to ``json_file``, and print their tables and notes."""
+    result = MeasuredRuns.of(runs, figures)
+    write_result(json_file, result)
+    show(*tables(result.found()), *_texts_warning(runs), *notes)
+
+
+def _texts_warning(runs: Mapping[str, Measured[T]]) -> list[str]:
+    """Warning about measurements of different tokens; [] if all tokens are equal, or none were read."""
+    texts = {name: measured.data for name, measured in runs.items() if measured.data}
+    if len({text.sha256 for text in texts.values()}) < 2:
+        return []
+    named = ", ".join(f"{visible(name)} {visible(text.source)}" for name, text in texts.items())
+    return [f"Warning: the runs read different texts, so that their numbers do not compare: {named}."]
