@@ -32,6 +32,7 @@ from lm.report.page_parts import (
     Paragraph,
     ReportFamily,
 )
+from lm.report.ranks import rank_sections
 from lm.report.train_command import train_command
 from lm.report.verdict import MAIN, Judgement, judgement, reading
 from lm.runs.check import changed_log
@@ -64,7 +65,7 @@ def report_of(
     sections = [
         PageSection("scores", "Scores", _scores(family, comparison, names)),
         PageSection("curves", "Learning curves", _curves(runs, names)),
-        *family.further(runs, names),
+        *rank_sections(runs, names, family.program),
         PageSection("components", "Components", _components(evaluations, names)),
         PageSection("settings", "Settings that differ", _settings(flats, names)),
         PageSection("samples", "Samples", family.samples(evaluations, names)),

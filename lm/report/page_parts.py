@@ -149,8 +149,7 @@ class ReportFamily:
     """Differences between the reports of dialog models and of language models.
 
     ``scores`` returns the keys of the tested scores by label, the perplexity first. ``units`` names the units
-    of the bootstrap. ``remarks`` are sentences of the verdict on other scores than perplexity, and
-    ``further`` are sections that only this family has.
+    of the bootstrap. ``remarks`` are sentences of the verdict on other scores than perplexity.
     """
 
     program: str
@@ -161,4 +160,3 @@ class ReportFamily:
     scores: Callable[[ComparedRuns], Mapping[str, str]]
     samples: Callable[[Sequence[Evaluation], Names], list[PagePart]]
     remarks: Callable[[Sequence[Evaluation], Names], list[str]] = _nothing
-    further: Callable[[Sequence[Path], Names], list[PageSection]] = _nothing

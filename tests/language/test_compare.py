@@ -88,7 +88,7 @@ def test_a_training_that_has_not_ended_is_warned_of(
     config["train"]["max_steps"] = max_steps
     (run / "config.json").write_text(json.dumps({"family": "lm", "config": config}))
     store = CheckpointStore.of(run)
-    progress = {"step": 3, "epoch": 0, "stale": 0}
+    progress = {"step": 3, "epoch": 0, "stale": 0, "best": [[1.0, 3]]}
     store.commit(4, {"model": store.weights("step-3")}, {"progress": progress}, {})
     (run / "timing.jsonl").write_text(json.dumps({"ended": end}) + "\n" if end else "")
     for path in (run, run / "evaluation" / "test.json"):

@@ -268,6 +268,16 @@ def test_language_models_have_passages_and_ranks(tmp_path: Path) -> None:
     assert "damaged files of ranks: a (test)" in shown
 
 
+def test_dialog_models_have_ranks(tmp_path: Path) -> None:
+    run = dialog_run(tmp_path / "a")
+    (run / "analysis").mkdir()
+    RankResult(np.array([8.0, 4.0, 1e-20]), (3, 5)).save(run / "analysis/rank-test.npz")
+    (run / "analysis/rank-talk.npz").write_bytes(b"damaged")
+    shown = text_of(page_of(run))
+    assert "a, test: rank 2" in shown
+    assert "damaged files of ranks: a (talk). Run `dialog analyze rank` again." in shown
+
+
 def test_runs_of_several_seeds_have_their_tests_and_no_reading_of_single_runs(tmp_path: Path) -> None:
     runs = [
         lm_run(tmp_path / f"{name}{train_seed}", seed + 2 * train_seed, train_seed, rate)
