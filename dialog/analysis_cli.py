@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dialog.config import DataConfig, DialogConfig
-from lm.console.app import Commands, counting
+from lm.console.app import Commands, counting, note
 from lm.console.measured import Out, Runs
 from lm.console.options import Checkpoint, JsonFile, nonempty
 from lm.runs.outputs import require_apart
@@ -45,11 +45,13 @@ def rank(
 
     Example: dialog analyze rank runs/smalltalk_softmax runs/smalltalk_mos
     """
-    texts = [text for own in splits_of(runs) for text in (own.train, own.valid, own.test)]
-    require_apart([json_file], [data, *texts])
+    splits = splits_of(runs)
+    require_apart([json_file], [data, *(text for own in splits for text in (own.train, own.valid, own.test))])
     from dialog.analysis import rank_of_run
+    from lm.runs.inputs import prepared_anew
     from lm.spectra.reporting import report_ranks
 
+    note(*() if data else prepared_anew(runs, [own.train for own in splits]))
     with counting("factorising") as progress:
         results = {str(run): rank_of_run(run, data, limit, checkpoint, progress) for run in runs}
     report_ranks(runs, results, out, json_file)

@@ -356,11 +356,17 @@ def _unknown_share(model: TrainedModel, test: EvaluationData) -> float:
     return unknown / len(words) if words else 0.0
 
 
-def _describe_data(model: TrainedModel, test: EvaluationData, own: DataConfig) -> DialogData:
-    """Description of a test set for a model with ``own`` splits. DataError if most of another is unknown."""
+def require_readable(model: TrainedModel, test: EvaluationData, own: DataConfig) -> float:
+    """Share of unknown tokens in a test set; DataError if most of a corpus other than ``own`` are unknown."""
     unknown = _unknown_share(model, test)
     if not own_split(own, test.source):
         require_known(unknown, test.source)
+    return unknown
+
+
+def _describe_data(model: TrainedModel, test: EvaluationData, own: DataConfig) -> DialogData:
+    """Description of a test set for a model with ``own`` splits. DataError if most of another is unknown."""
+    unknown = require_readable(model, test, own)
 
     def own_share() -> float:
         return _unknown_share(model, load_test_set(None, None, None, own))

@@ -180,6 +180,8 @@ class _Engine(Generic[BatchT]):
             raise
         if self.progress.step == begun > 0:
             self.report(Note(f"nothing to do at step {begun}: {reason}"))
+        if not self.progress.best:
+            self.saver.require_best()  # lost, and not diverged
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
         ended = "diverged" if words and not learnt(best_nll, words) else "finished"
         self.journal.ended(ended, self.progress, self.seconds)

@@ -78,7 +78,7 @@ class Saver:
         self._report(Note(f"resuming after step {commit.step}"))
         for step in missing:
             self._report(Note(f"warning: step {step} of the best is missing, and no longer counts"))
-        if missing or not whole:
+        if (missing and self._training.progress.best) or not whole:
             self._commit()  # before any line is written: a kill must not leave a log that no commit records
         if not whole:
             self._lost_log()
@@ -108,6 +108,10 @@ class Saver:
             self._lost_log()
         self.dirty = True
         return True
+
+    def require_best(self) -> None:
+        """Raise StorageError if the best checkpoint of the newest commit is missing."""
+        self._store.steps("best")
 
     def _lost_log(self) -> None:
         self._journal.record(self._training.progress, "event", {"event": "log lost"})

@@ -60,6 +60,10 @@ class SharedSaver:
             self._spread()
         return recovered
 
+    def require_best(self) -> None:
+        """See :meth:`lm.engine.saving.Saver.require_best`."""
+        self._on_first(Saver.require_best)
+
     def save(self, final: bool) -> None:
         """See :meth:`lm.engine.saving.Saver.save`. WorkerError where the weights of ranks differ."""
         if not self.dirty:

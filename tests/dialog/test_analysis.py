@@ -14,9 +14,10 @@ from dialog.evaluate import load_test_set
 from dialog.task import build_model
 from dialog.trained import TrainedModel
 from lm.config.load import Resolved, save_config
+from lm.errors import DataError
 from lm.runs.checkpoint import CheckpointStore
 from lm.text.vocabulary import Codec
-from tests.support.evaluable_run import evaluable_run
+from tests.support.evaluable_run import conversations, evaluable_run, write_dialogs
 
 HEADS = [
     {"kind": "softmax", "embedding_size": 4, "tied": False},
@@ -30,7 +31,10 @@ HEADS = [
 
 @pytest.fixture
 def run(in_tmp: Path) -> Path:
-    return evaluable_run(in_tmp)
+    """A run whose test split takes several batches."""
+    folder = evaluable_run(in_tmp)
+    write_dialogs(in_tmp / "test.jsonl", conversations(2, 60))
+    return folder
 
 
 def with_head(run: Path, head: dict[str, object]) -> TrainedModel:
@@ -46,7 +50,7 @@ def with_head(run: Path, head: dict[str, object]) -> TrainedModel:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: str(head["kind"]))
-@pytest.mark.parametrize("limit", [None, 4])
+@pytest.mark.parametrize("limit", [None, 5, 6, 290])
 def test_the_rank_is_that_of_the_predictions_of_every_token(
     run: Path, head: dict[str, object], limit: int | None
 ) -> None:
@@ -103,3 +107,26 @@ def test_a_result_does_not_overwrite_a_corpus(run: Path, ending: Callable[..., t
     code, _, error = ending(main, "analyze", "rank", str(run), "--json", "test.jsonl")
     assert (code, error.count("\n")) == (2, 1)
     assert Path("test.jsonl").read_bytes() == before
+
+
+def test_a_corpus_of_unknown_words_is_refused(run: Path) -> None:
+    with_head(run, HEADS[0])
+    text = [{"speaker": "AB"[turn % 2], "text": "zq zw zx"} for turn in range(6)]
+    Path("foreign.jsonl").write_text(json.dumps({"id": "1", "utterances": text}) + "\n")
+    with pytest.raises(DataError, match=r"foreign\.jsonl: 100% of its tokens are unknown"):
+        rank_of_run(run, "foreign.jsonl")
+
+
+def test_a_diverged_model_is_named(run: Path) -> None:
+    trained = with_head(run, HEADS[0])
+    state = {name: tensor * float("nan") for name, tensor in trained.model.state_dict().items()}
+    CheckpointStore.of(run).commit(3, {"model": state}, {}, {})
+    with pytest.raises(DataError, match="run: log-probabilities of token 1 are not finite"):
+        rank_of_run(run)
+
+
+def test_blocks_leave_gradients_on(run: Path) -> None:
+    trained = with_head(run, HEADS[0])
+    blocks = predictions_of(trained, load_test_set(None, None, None, trained.config.data)).blocks(5)
+    assert not next(blocks).requires_grad
+    assert torch.is_grad_enabled()

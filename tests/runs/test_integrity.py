@@ -305,3 +305,18 @@ def test_a_best_checkpoint_that_is_gone_no_longer_counts_after_training(run: Pat
     assert f"warning: step {first} of the best is missing, and no longer counts" in lines
     assert not found(run)
     assert store.steps("average-best") == [newest]
+
+
+def test_a_lost_list_of_best_checkpoints_stays_a_problem(run: Path, trained: Path) -> None:
+    """An empty list would say that no validation has been, or that the training has diverged."""
+    store = CheckpointStore(run / "checkpoints")
+    first, *_, newest = store.committed()
+    best = [[0.1, first]]
+    rewrite_state(store.folder / f"step-{newest:08d}", lambda state: state["progress"].update(best=best))
+    shutil.rmtree(store.folder / f"step-{first:08d}")
+    for _ in range(2):
+        with pytest.raises(
+            StorageError, match=f"step {first} of the best is missing; restore it from a copy"
+        ):
+            train(settings(trained.parent), run, no_report)
+        assert f"step {first} of the best is missing" in check_run(run).problems[0]
