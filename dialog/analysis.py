@@ -12,6 +12,7 @@ from torch import Tensor
 from dialog.batches import fingerprint
 from dialog.corpora.own_data import in_run
 from dialog.evaluate import EvaluationData, load_test_set, require_readable
+from dialog.evaluation_names import setting_name
 from dialog.seq2seq import Seq2Seq
 from dialog.task import EncodedDialogs, encode_dialogs, score_batches
 from dialog.trained import TrainedModel
@@ -20,7 +21,7 @@ from lm.disk.storage import make_folder
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
 from lm.errors import DataError, visible
-from lm.runs.evaluations import loaded, require_measurable, slug
+from lm.runs.evaluations import loaded, require_measurable
 from lm.spectra.run_rank import Predictions, RunRank, rank_of_predictions
 from lm.steps import OnProgress, no_progress
 
@@ -55,7 +56,8 @@ def rank_of_run(
     test = load_test_set(data, None, limit, own)
     require_readable(trained, test, own)
     make_folder(run / "analysis")
-    name = test.name if checkpoint == "best" else f"{test.name}.{slug(checkpoint)}"
+    decode = trained.config.decode
+    name = setting_name(test.name, checkpoint, decode, decode, ())
     try:
         found = rank_of_predictions(
             predictions_of(trained, test),

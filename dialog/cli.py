@@ -9,8 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dialog.analysis_cli import analyze, splits_of
-from dialog.commands import DecodeOverrides, chat, decoding_of, human_distinct, serve
+from dialog.analysis_cli import analyze
+from dialog.commands import (
+    DecodeOverrides,
+    FirstContexts,
+    TestCorpus,
+    chat,
+    decoding_of,
+    human_distinct,
+    serve,
+    splits_apart,
+)
 from dialog.config import DialogConfig
 from dialog.corpus_cli import PREPARE, prepare, references, show_corpus, show_prepared
 from lm.config.load import load_config, require_effect
@@ -156,10 +165,7 @@ add_tune(app, "dialog", DialogConfig, require_effect, _TRAIN, "smalltalk_mos --s
 @app.command()
 def evaluate(
     runs: RunFolders,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="F", parser=nonempty, help="Corpus; default: the run's test split."),
-    ] = None,
+    data: TestCorpus = None,
     references: Annotated[
         Path | None,
         typer.Option(
@@ -173,7 +179,7 @@ def evaluate(
     ] = None,
     json_file: JsonFile = None,
     checkpoint: Checkpoint = "best",
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N contexts.")] = None,
+    limit: FirstContexts = None,
     batch: Annotated[
         int,
         typer.Option(
@@ -197,9 +203,7 @@ def evaluate(
     in_processes(processes)
     from lm.runs.inputs import prepared_anew
 
-    splits = splits_of(runs)
-    texts = [text for own in splits for text in (own.train, own.valid, own.test)]
-    require_apart([output, json_file], [data, references, *texts])
+    splits = splits_apart(runs, [output, json_file], [data, references])
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.tables import evaluation_tables
 

@@ -1,4 +1,4 @@
-"""The commands ``chat``, ``distinct`` and ``serve`` of ``dialog``, and options of decoding."""
+"""The commands ``chat``, ``distinct`` and ``serve`` of ``dialog``, and options that several commands have."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dialog.config import DialogConfig, with_decoding
+from dialog.config import DataConfig, DialogConfig, with_decoding
 from lm.config.load import Resolved
 from lm.console.app import log_line, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
@@ -20,6 +20,27 @@ DecodeOverrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Change decoding, as in --set decode.beam=5; may be repeated."
     ),
 ]
+
+TestCorpus = Annotated[
+    str | None,
+    typer.Option("--data", metavar="F", parser=nonempty, help="Corpus; default: the run's test split."),
+]
+FirstContexts = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N contexts.")
+]
+
+
+def splits_apart(
+    runs: Sequence[Path], outputs: Sequence[Path | None], inputs: Sequence[str | Path | None]
+) -> list[DataConfig]:
+    """The data of runs. ConfigError for an output that would overwrite one of their corpora or an input."""
+    from dialog.corpora.own_data import in_run
+    from lm.runs.inputs import config_of
+    from lm.runs.outputs import require_apart
+
+    splits = [in_run(run, config_of(run, DialogConfig).config.data) for run in runs]
+    require_apart(outputs, [*inputs, *(text for own in splits for text in (own.train, own.valid, own.test))])
+    return splits
 
 
 def decoding_of(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:
@@ -62,7 +83,7 @@ def human_distinct(
             help="Split or file of conversations, or a run for its test split.",
         ),
     ],
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N contexts.")] = None,
+    limit: FirstContexts = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure how varied the responses of people are: distinct n-grams, length, most common answer.
