@@ -25,7 +25,7 @@ from tests.support.crash_process import Blow, Ended, ForkServer
 from tests.support.crash_server import place_of
 
 INTERRUPTED, UNREADABLE = 75, 4  # exit codes
-TOLD = "interrupted; run the same command again"  # before anything has begun
+TOLD = "interrupted; run the same command again"  # before anything has begun, or after all is saved
 OVER = "the training had ended"  # when the signal came
 REFUSED = (0, 3, UNREADABLE)  # where the disk does not do as it is told
 
@@ -293,7 +293,7 @@ class Lab:
             promised = case.promise(str(step)) in ended.output or (
                 step <= max(before, 0) and TOLD in ended.output
             )
-            if OVER in ended.output:  # it came after the last update
+            if not promised and (OVER in ended.output or TOLD in ended.output):  # after the last update
                 promised = step == int(case.step(self, self.reference(case).place))
             told = ended.code != INTERRUPTED or len(blow.signals) > 1 or promised
             if not told:
