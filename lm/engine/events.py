@@ -36,6 +36,11 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Validating:
+    """Beginning of a validation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Validated:
     """Metrics of a validation at a step; ``averaged`` if the averaged weights were validated."""
 
@@ -67,7 +72,7 @@ class Ended:
     """End of a training for any reason."""
 
 
-Event: TypeAlias = Started | Update | Validated | Note | Ended
+Event: TypeAlias = Started | Update | Validating | Validated | Note | Ended
 Reporter: TypeAlias = Callable[[Event], None]  # never raises
 
 

@@ -15,7 +15,7 @@ import torch
 from lm.engine.agreement import Agreement, Clock
 from lm.engine.averaging import Averager
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated
+from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated, Validating
 from lm.engine.journal import Journal, NoJournal
 from lm.engine.limits import goal_of, limit_reached, require_end
 from lm.engine.optim import build_optimizer, commit_bytes
@@ -346,6 +346,7 @@ class _Engine(Generic[BatchT]):
     def validate(self) -> None:
         """Validate the averaged weights, and record the result only. Interrupted leaves all unchanged."""
         before = Bookmark(self.task)
+        self.report(Validating())
         self.task.model.eval()
         try:
             with torch.no_grad(), self.state.averager.swap():

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lm.engine.events import Ended, Event, Goal, Note, Reporter, Started, Update, Validated
+from lm.engine.events import Ended, Event, Goal, Note, Reporter, Started, Update, Validated, Validating
 from lm.errors import visible
 from lm.measures import perplexity
 from lm.numbers import number
@@ -86,6 +86,8 @@ class RichReporter:
             case Update():
                 self._meter.step(event)
                 self._safely(self._live.start)  # not earlier, because a finished run has no update to show
+            case Validating():
+                self._meter.validate()
             case Validated():
                 self._meter.pause()
                 self._print(event.line())
@@ -204,6 +206,7 @@ class Meter:
         self._goal, self._first_step, self._started = goal, step, self._clock()
         self._began = self._seen = self._started  # of the first update, and the last event
         self._paused = 0.0  # seconds of validations
+        self._validating: float | None = None  # when a validation began
         self._last = Update(step, 0, math.nan, math.nan, math.nan, 0)
         self._recent.clear()
         self._recent.append((self._started, 0.0, 0))
@@ -214,6 +217,10 @@ class Meter:
         if math.isfinite(update.nll):
             self._recent.append((self._seen - self._paused, update.nll * update.tokens, update.tokens))
 
+    def validate(self) -> None:
+        """Begin a validation, which :meth:`pause` ends."""
+        self._validating = self._clock()
+
     def pause(self) -> None:
         """Leave the time since the last event, a validation, out of the speed.
 
@@ -221,7 +228,7 @@ class Meter:
         """
         now = self._clock()
         self._paused += now - self._seen
-        self._seen = now
+        self._seen, self._validating = now, None
         if self._last.step == self._first_step:
             self._began = now
 
@@ -262,11 +269,15 @@ class Meter:
         return min(left) if left else None
 
     def line(self, room: int | None = None) -> str:
-        """Steps, perplexity, loss, speed, epoch and learning rate: as many as fit into ``room`` columns."""
-        update = self._last
+        """Steps, perplexity, loss, speed, epoch and learning rate: as many as fit into ``room`` columns.
+
+        The time of a validation that goes on follows the steps.
+        """
+        update, since = self._last, self._validating
         steps = f"{update.step:,}/{self._goal.steps:,}" if self._goal.steps else f"{update.step:,}"
         parts = (
             f"step {steps}",
+            *(() if since is None else [f"validating {clock(self._clock() - since)}"]),
             f"ppl {number('ppl', perplexity(self.nll))}",
             f"nll {number('nll', self.nll)}",
             f"{number('tokens', round(self.tokens_per_second))} tokens/s",

@@ -16,7 +16,7 @@ from rich.progress import Progress
 import lm.engine.progress
 from lm.console.app import counting
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, no_report
+from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, Validating, no_report
 from lm.engine.limits import goal_of
 from lm.engine.loop import fit
 from lm.engine.progress import (
@@ -51,6 +51,7 @@ def drive(reporter: Reporter, first: int = 0, goal: Goal = Goal(20, 0.0)) -> Non
     for step in range(first + 1, 21):
         reporter(update(step, math.nan if step == 3 else 2.0))
     reporter(Note("warning: [red]step 3[/foo] is skipped"))
+    reporter(Validating())
     reporter(Validated(20, {"nll": 1.5, "perplexity": math.exp(1.5)}, best=True))
     reporter(Ended())
     reporter(Ended())
@@ -72,6 +73,11 @@ def test_the_meter_averages_over_tokens_and_time() -> None:
     assert meter.line() == "step 3/10 · ppl 12.18 · nll 2.5000 · 10 tokens/s · epoch 1 · lr 0.001"
     assert meter.line(40) == "step 3/10 · ppl 12.18 · nll 2.5000"
     assert meter.line(3) == ""
+    meter.validate()
+    time.now += 12.0
+    assert meter.line(40) == "step 3/10 · validating 0:00:12"
+    meter.pause()
+    assert meter.line(40) == "step 3/10 · ppl 12.18 · nll 2.5000"
 
 
 def test_the_meter_is_read_by_another_thread() -> None:
