@@ -1,9 +1,9 @@
-"""Analysis of trained dialog models: the rank of their log-probabilities on true responses."""
+"""Analyses of trained dialog models on true responses: ranks of log-probabilities, gradients of the head."""
 
 import copy
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,89 +13,97 @@ from dialog.batches import fingerprint
 from dialog.corpora.own_data import in_run
 from dialog.evaluate import EvaluationData, load_test_set, require_readable
 from dialog.evaluation_names import setting_name
-from dialog.seq2seq import Seq2Seq
-from dialog.task import EncodedDialogs, encode_dialogs, score_batches
+from dialog.task import EncodedDialogs
 from dialog.trained import TrainedModel
-from lm.console.measured import Measured, MeasuredText
-from lm.disk.storage import make_folder
+from lm.console.measured import Measured, MeasuredText, measurement
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
-from lm.errors import DataError, visible
-from lm.runs.evaluations import loaded, require_measurable
-from lm.spectra.run_rank import Predictions, RunRank, rank_of_predictions
+from lm.runs.opened import Opened, naming, opened_models
+from lm.spectra.gradient import GradientMeasures, HeadGradients, measure_gradients
+from lm.spectra.run_rank import Predictions, RunRank, measure_rank
 from lm.steps import OnProgress, no_progress
 
 
-@flushed_denormals()
-def rank_of_run(
-    run: Path,
-    data: str | None = None,
-    limit: int | None = None,
-    checkpoint: str = "best",
-    progress: OnProgress = no_progress,
-) -> Measured[RunRank]:
-    """Measure the rank of the log-probabilities of a run: a matrix of tokens of true responses by words.
+@dataclass(frozen=True)
+class AnalysedModel:
+    """A model of a run, and the contexts whose true responses it is to predict."""
 
-    The singular values are kept in RUN/analysis.
+    opened: Opened[TrainedModel]
+    test: EvaluationData
+
+    @property
+    def text(self) -> MeasuredText:
+        """The name, source and hash of the contexts."""
+        return MeasuredText(self.test.name, self.test.source, self.test.fingerprint())
+
+    @cached_property
+    def encoded(self) -> EncodedDialogs:
+        """Token ids of the contexts and their true responses."""
+        trained = self.opened.trained
+        return EncodedDialogs(self.test.examples, trained.codec, trained.config.data)
+
+    def predictions(self) -> Predictions:
+        """The log-probabilities of every word at every token."""
+        model, words = self.opened.trained.first, len(self.opened.trained.codec.vocabulary)
+        items, weights = self.encoded.items, sha256_of(model.named_parameters())
+        rows = sum(len(item.response) - 1 for item in items)
+        return Predictions(model.head, rows, words, self._log_probs, weights, fingerprint(items))
+
+    def gradients(self) -> HeadGradients:
+        """Gradients of the head, without dropout, at every token."""
+        trained = self.opened.trained
+        return HeadGradients.of(trained.first.head, trained.readings(self.encoded))
+
+    def _log_probs(self, rows: int) -> Iterator[Tensor]:
+        """log P of every word at every token, in float64, in blocks (n, V) of few rows."""
+        head = copy.deepcopy(self.opened.trained.first.head).double()
+        for hidden, targets in self.opened.trained.readings(self.encoded):
+            for at in range(0, len(targets), rows):
+                with torch.no_grad():
+                    block = head.log_probs(hidden.rows(slice(at, at + rows)).double())
+                yield block
+
+
+def analysed_models(
+    runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, every: bool = False
+) -> Iterator[AnalysedModel]:
+    """Yield one checkpoint of each run, or ``every`` stored one, with the contexts to analyse.
 
     Args:
-        run: folder of a dialog run.
-        data: a source for :func:`dialog.corpora.corpus.load_dialogs`; default: the run's own test split.
+        runs: folders of dialog runs.
+        data: a source for :func:`dialog.corpora.corpus.load_dialogs`; None = the run's own test split.
         limit: number of contexts; None = all.
         checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
-        progress: called with the share of the factorisation.
+        every: for each stored checkpoint, not ``checkpoint``.
 
     Raises:
         ConfigError: a bad option.
-        DataError: bad data, or log-probabilities that are not finite.
-        StorageError: a bad run, or a full disk.
+        DataError: bad data, or data of unknown words.
+        StorageError: a bad run.
     """
-    require_measurable(run, "analysis")
-    trained, weights = loaded(run, checkpoint, TrainedModel.load)
-    own = in_run(run, trained.config.data)
-    test = load_test_set(data, None, limit, own)
-    require_readable(trained, test, own)
-    make_folder(run / "analysis")
-    decode = trained.config.decode
-    name = setting_name(test.name, checkpoint, decode, decode, ())
-    try:
-        found = rank_of_predictions(
-            predictions_of(trained, test),
-            progress,
-            spectrum=run / "analysis" / f"rank-{name}.npz",
-            checkpoint=checkpoint,
-            fingerprint=weights or "",
-        )
-    except DataError as error:
-        raise DataError(f"{visible(run)}: {error}") from None
-    text = MeasuredText(test.name, test.source, test.fingerprint())
-    return Measured(checkpoint, trained.config.train.seed, str(trained.device), found, text)
+    for opened in opened_models(runs, checkpoint, every, TrainedModel.load):
+        own = in_run(opened.run, opened.trained.config.data)
+        with naming(opened):
+            test = load_test_set(data, None, limit, own)
+            require_readable(opened.trained, test, own)
+        yield AnalysedModel(opened, test)
 
 
-def predictions_of(trained: TrainedModel, test: EvaluationData) -> Predictions:
-    """The log-probabilities of every word, by the first model, at every token of the true responses."""
-    encoded = encode_dialogs(test.dialogs, trained.codec, trained.config)
-    items, model = encoded.items[: len(test.examples)], trained.first
-    rows = sum(len(item.response) - 1 for item in items)
-    blocks = partial(_blocks, model, encoded, len(items), trained.device)
-    weights = sha256_of(model.named_parameters())
-    return Predictions(model.head, rows, len(trained.codec.vocabulary), blocks, weights, fingerprint(items))
+def ranks_of_models(
+    runs: Sequence[Path], progress: OnProgress, data: str | None, limit: int | None, checkpoint: str
+) -> Iterator[Measured[RunRank]]:
+    """Yield the rank of each run's log-probabilities, see :func:`lm.spectra.run_rank.measure_rank`."""
+    for read in analysed_models(runs, data, limit, checkpoint):
+        decode = read.opened.trained.config.decode
+        name = setting_name(read.test.name, checkpoint, decode, decode, ())
+        yield measure_rank(read.opened, read.text, name, read.predictions(), progress)
 
 
-def _blocks(
-    model: Seq2Seq, data: EncodedDialogs, examples: int, device: torch.device, rows: int
-) -> Iterator[Tensor]:
-    """log P of every word at every token of the first examples, in float64, in blocks (n, V) of few rows."""
-    head = copy.deepcopy(model.head).double()
-    for indices in score_batches(data):
-        if not (own := [index for index in indices if index < examples]):
-            break
-        batch = data.batch(own).to(device)
-        with torch.no_grad():
-            hidden, targets, _ = model.hidden(batch)
-        for at in range(0, len(targets), rows):
-            part = hidden.rows(slice(at, at + rows))
-            source = part.source and replace(part.source, keys=part.source.keys.double())
-            with torch.no_grad():
-                block = head.log_probs(part.map(Tensor.double)._replace(source=source))
-            yield block
+@flushed_denormals()
+def gradients_of_model(
+    read: AnalysedModel, sample: int, progress: OnProgress = no_progress
+) -> Measured[GradientMeasures]:
+    """Measure the gradients of a run's head, see :func:`lm.spectra.gradient.measure_gradients`."""
+    with naming(read.opened):
+        found = measure_gradients(read.gradients(), sample, progress)
+    return measurement(read.opened, read.text, found)

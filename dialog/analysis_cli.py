@@ -1,14 +1,18 @@
 """The commands ``dialog analyze …``: analyses of trained dialog models."""
 
+from functools import partial
+
 import typer
 
-from dialog.commands import FirstContexts, TestCorpus, splits_apart
-from lm.console.app import Commands, counting, note
-from lm.console.measured import Out, Runs
-from lm.console.options import Checkpoint, JsonFile
+from dialog.commands import FirstContexts, TestCorpus, check_splits
+from lm.console.app import Commands, counting, in_processes
+from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, Sample, report_runs
+from lm.console.options import Checkpoint, JsonFile, Processes
 
 analyze = typer.Typer(
-    cls=Commands, help="Analyse trained dialog models: the rank of their predictions.", no_args_is_help=True
+    cls=Commands,
+    help="Analyse trained dialog models: the rank of their predictions, and the gradients of their heads.",
+    no_args_is_help=True,
 )
 
 
@@ -20,21 +24,47 @@ def rank(
     checkpoint: Checkpoint = "best",
     out: Out = None,
     json_file: JsonFile = None,
+    processes: Processes = 1,
 ) -> None:
     """Numerical rank of the log-probability matrix of runs, and their singular values in one figure.
 
     Rows are the tokens of true responses, columns the words. A large corpus takes minutes to hours, which
     --limit shortens. Singular values are stored in RUN/analysis, and reused while weights and text are
-    unchanged.
+    unchanged. Several processes share the runs.
 
     Example: dialog analyze rank runs/smalltalk_softmax runs/smalltalk_mos
     """
-    splits = splits_apart(runs, [json_file], [data])
-    from dialog.analysis import rank_of_run
-    from lm.runs.inputs import prepared_anew
-    from lm.spectra.reporting import report_ranks
+    in_processes(processes)
+    check_splits(runs, [json_file], data)
+    from dialog.analysis import ranks_of_models
+    from lm.spectra.reporting import report_ranks, shared_ranks
 
-    note(*() if data else prepared_anew(runs, [own.train for own in splits]))
-    with counting("factorising") as progress:
-        results = {str(run): rank_of_run(run, data, limit, checkpoint, progress) for run in runs}
-    report_ranks(runs, results, out, json_file)
+    measure = partial(ranks_of_models, data=data, limit=limit, checkpoint=checkpoint)
+    report_ranks(runs, shared_ranks(runs, measure), out, json_file)
+
+
+@analyze.command()
+def gradient(
+    runs: Runs,
+    data: TestCorpus = None,
+    limit: FirstContexts = 100,
+    sample: Sample = 50,
+    checkpoint: OneCheckpoint = "best",
+    over_training: OverTraining = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Gradients that a head passes back: share of their norm, ranks, and the change of predictions.
+
+    The tokens of the true responses to the first --limit contexts are one batch. Shares take seconds per
+    token with a large head.
+
+    Example: dialog analyze gradient runs/smalltalk_softmax runs/smalltalk_mos --limit 50 --sample 20
+    """
+    check_splits(runs, [json_file], data)
+    from dialog.analysis import analysed_models, gradients_of_model
+    from lm.spectra.gradient import gradient_tables
+
+    with counting("differentiating") as progress:
+        read = analysed_models(runs, data, limit, checkpoint, over_training)
+        results = {one.opened.name: gradients_of_model(one, sample, progress) for one in read}
+    report_runs(json_file, results, gradient_tables)

@@ -15,10 +15,10 @@ from dialog.commands import (
     FirstContexts,
     TestCorpus,
     chat,
+    check_splits,
     decoding_of,
     human_distinct,
     serve,
-    splits_apart,
 )
 from dialog.config import DialogConfig
 from dialog.corpus_cli import PREPARE, prepare, references, show_corpus, show_prepared
@@ -201,13 +201,10 @@ def evaluate(
     resolved = decoding_of(run, overrides)
     require_effect(resolved.config, overrides or ())
     in_processes(processes)
-    from lm.runs.inputs import prepared_anew
-
-    splits = splits_apart(runs, [output, json_file], [data, references])
+    check_splits(runs, [output, json_file], data, references)
     from dialog.evaluate import evaluate as evaluate_run
     from dialog.tables import evaluation_tables
 
-    note(*() if data else prepared_anew(runs, [own.train for own in splits]))
     with counting("responding") as progress:
         result = evaluate_run(
             run, others=others, data=data, references=references, output=output, checkpoint=checkpoint,

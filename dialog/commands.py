@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dialog.config import DataConfig, DialogConfig, with_decoding
+from dialog.config import DialogConfig, with_decoding
 from lm.config.load import Resolved
-from lm.console.app import log_line, show, write_result
+from lm.console.app import log_line, note, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
 from lm.errors import require
 from lm.libraries import require_libraries
@@ -30,17 +30,22 @@ FirstContexts = Annotated[
 ]
 
 
-def splits_apart(
-    runs: Sequence[Path], outputs: Sequence[Path | None], inputs: Sequence[str | Path | None]
-) -> list[DataConfig]:
-    """The data of runs. ConfigError for an output that would overwrite one of their corpora or an input."""
+def check_splits(
+    runs: Sequence[Path], outputs: Sequence[Path | None], data: str | None, references: Path | None = None
+) -> None:
+    """Check the splits of runs before they are read, and note which were prepared anew since the training.
+
+    ConfigError for an output that would overwrite one of their corpora, ``data`` or ``references``. With
+    ``data``, another corpus, nothing is noted.
+    """
     from dialog.corpora.own_data import in_run
-    from lm.runs.inputs import config_of
+    from lm.runs.inputs import config_of, prepared_anew
     from lm.runs.outputs import require_apart
 
     splits = [in_run(run, config_of(run, DialogConfig).config.data) for run in runs]
-    require_apart(outputs, [*inputs, *(text for own in splits for text in (own.train, own.valid, own.test))])
-    return splits
+    corpora = [text for own in splits for text in (own.train, own.valid, own.test)]
+    require_apart(outputs, [data, references, *corpora])
+    note(*() if data else prepared_anew(runs, [own.train for own in splits]))
 
 
 def decoding_of(run: Path, overrides: Sequence[str] | None) -> Resolved[DialogConfig]:

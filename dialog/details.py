@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dialog.batches import Example
 from dialog.decoding.steps import Hypothesis
 from dialog.seq2seq import Seq2Seq
+from dialog.task import encode_dialogs
 from dialog.trained import TrainedModel
 from dialog.utterance import Dialog
 from lm.heads.usage import use_in_sample
@@ -48,5 +49,6 @@ def evaluation_details(
     use = None  # of an ensemble
     if isinstance(model.model, Seq2Seq):
         words = model.codec.vocabulary.tokens
-        use = use_in_sample(model.model.head, model.readings(dialogs), words)
+        data = encode_dialogs(dialogs, model.codec, model.config)
+        use = use_in_sample(model.model.head, model.readings(data), words)
     return {"samples": samples, "components": use and as_json(use)}

@@ -24,7 +24,7 @@ from dialog.decoding.trace import BeamTrace, Candidate
 from dialog.decoding.words import texts_of
 from dialog.ensemble import Ensemble
 from dialog.seq2seq import Seq2Seq
-from dialog.task import build_model, encode_dialogs, score_batches, score_items
+from dialog.task import EncodedDialogs, build_model, encode_dialogs, score_batches, score_items
 from dialog.utterance import Dialog
 from lm.engine.device import device_here, flushed_denormals
 from lm.engine.state import load_model_tensors
@@ -144,9 +144,8 @@ class TrainedModel:
         """The model, or the first one of an ensemble."""
         return _members(self.model)[0]
 
-    def readings(self, dialogs: Sequence[Dialog]) -> Iterator[tuple[Layers, Tensor]]:
-        """Yield hidden states (n, ·) of the first model, and targets (n,), batch by batch."""
-        data = encode_dialogs(dialogs, self.codec, self.config)
+    def readings(self, data: EncodedDialogs) -> Iterator[tuple[Layers, Tensor]]:
+        """Yield hidden states (n, ·) and targets (n,), batch by batch; of an ensemble by the first model."""
         for indices in score_batches(data):
             batch = data.batch(indices).to(self.device)
             with torch.no_grad():

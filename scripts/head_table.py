@@ -4,13 +4,23 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from pages.result_entries import SCHEMAS, config_sha256
+from pages.result_entries import ANALYSED, SCHEMAS, config_sha256
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dialog.analysis_cli import analyze as dialog_analyze
+from lm.analysis.cli import analyze as lm_analyze
 from lm.config.load import load_config
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import read_toml
 from lm.errors import ConfigError, require
+
+COMMANDS = {"lm": lm_analyze, "dialog": dialog_analyze}
+
+
+def analyses_of(program: str) -> list[str]:
+    """Analyses of a program whose numbers an entry can have."""
+    names = (command.name or command.callback.__name__ for command in COMMANDS[program].registered_commands)
+    return [name for name in names if name in ANALYSED]
 
 
 class Table(BaseModel):
@@ -19,9 +29,9 @@ class Table(BaseModel):
     The preset of a head is ``preset`` and its name. ``evaluation`` is the name of the evaluation that
     ``evaluate``, options of the command, writes into RUN/evaluation. ``unit`` is the column of its contexts
     that numbers the units of the text, such as ``dialog``; if "", every row is a unit. ``analyses`` are
-    options by name of the command of ``lm analyze``. ``heads`` are labels by name, or the file of a table
-    beside this one that has the same. ``trials`` are further settings, of which ``--trial`` chooses one list
-    by name. A table that evaluates the validation split, to choose by it, has no test perplexity.
+    options by name of the command of the program's ``analyze``. ``heads`` are labels by name, or the file of
+    a table beside this one that has the same. ``trials`` are further settings, of which ``--trial`` chooses
+    one list by name. A table that evaluates the validation split, to choose by it, has no test perplexity.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -54,7 +64,9 @@ class Table(BaseModel):
             if first["type"] == "extra_forbidden":
                 message = f"unknown key{did_you_mean(key[0], cls.model_fields)}"
             raise ConfigError(f"{path}{line}: {'.'.join(key)}: {message}") from None
-        require(not table.analyses or table.program == "lm", f"{path}: analyses: only `lm` has analyses")
+        known = analyses_of(table.program)
+        for name in table.analyses:
+            require(name in known, f"{path}: analyses.{name}: choose from {', '.join(known)}")
         lists = {"settings": table.settings} | {f"trials.{name}": own for name, own in table.trials.items()}
         for key, settings in lists.items():
             seeded = any(setting.startswith("train.seed=") for setting in settings)

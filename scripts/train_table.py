@@ -74,7 +74,7 @@ class Training:
         yield [self.table.program, "evaluate", str(self.run), *self.table.evaluate]
         for analysis, options in self.table.analyses.items():
             written = ["--json", str(self._analysis(analysis))]
-            yield ["lm", "analyze", analysis, str(self.run), *options, *written]
+            yield [self.table.program, "analyze", analysis, str(self.run), *options, *written]
 
     def measured(self, machine: str) -> Entry:
         """The entry of a finished training, in the form of results/*.json."""

@@ -1,31 +1,25 @@
 """The commands ``lm analyze …``: analyses of trained models."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
-from lm.analysis.opened import (
-    OneCheckpoint,
-    OverTraining,
-    alike,
-    measured,
-    measurement,
-    naming,
-    opened_with_text,
-)
-from lm.console.app import Commands, counting, in_processes, show, write_result
+from lm.analysis.opened import alike, measured, opened_with_text
+from lm.console.app import Commands, in_processes, show, write_result
 from lm.console.measured import (
     Measured,
     MeasuredRuns,
-    MeasuredText,
+    OneCheckpoint,
     Out,
+    OverTraining,
     Runs,
     figures_folder,
+    measurement,
     report_runs,
 )
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
@@ -33,9 +27,7 @@ from lm.errors import require, visible
 from lm.language.options import Data, Limit, spare_texts
 from lm.parallel.group import process_group
 from lm.results import as_json
-
-if TYPE_CHECKING:
-    from lm.spectra.run_rank import RunRank
+from lm.runs.opened import naming
 
 analyze = typer.Typer(
     cls=Commands,
@@ -63,34 +55,11 @@ def rank(
     """
     spare_texts(json_file, runs, data)
     in_processes(processes)
-    from lm.analysis.rank import predictions_of
-    from lm.disk.storage import make_folder
-    from lm.parallel.slices import joined
-    from lm.runs.evaluations import require_measurable
-    from lm.spectra.reporting import report_ranks
-    from lm.spectra.run_rank import rank_of_predictions
+    from lm.analysis.rank import ranks_of_runs
+    from lm.spectra.reporting import report_ranks, shared_ranks
 
-    names = [str(run) for run in runs]
-    with counting("factorising") as progress, process_group() as group:
-
-        def rows(part: range) -> Iterator[dict[str, Any]]:
-            several = [runs[index] for index in part]
-            for opened, text in opened_with_text(several, data, limit, checkpoint):
-                require_measurable(opened.run, "analysis")
-                kept = opened.run / "analysis"
-                make_folder(kept)
-                found = rank_of_predictions(
-                    predictions_of(opened.trained, text.ids),
-                    progress,
-                    spectrum=kept / f"rank-{text.name_at(checkpoint)}.npz",
-                    checkpoint=checkpoint,
-                    fingerprint=opened.fingerprint or "",
-                )
-                yield asdict(measurement(opened, text, found))
-
-        ranks = map(_measured_rank, joined(group, len(runs), rows))
-        results = dict(zip(names, ranks, strict=True))
-    report_ranks(runs, results, out, json_file)
+    measure = partial(ranks_of_runs, data=data, limit=limit, checkpoint=checkpoint)
+    report_ranks(runs, shared_ranks(runs, measure), out, json_file)
 
 
 @analyze.command()
@@ -265,10 +234,3 @@ def gates(
 
 for _command in (geometry, gradient, histories, unargmaxable):
     analyze.command()(_command)
-
-
-def _measured_rank(row: dict[str, Any]) -> "Measured[RunRank]":
-    """A measurement of a rank from its nested JSON."""
-    from lm.spectra.run_rank import RunRank
-
-    return Measured(**row | {"found": RunRank(**row["found"]), "data": MeasuredText(**row["data"])})

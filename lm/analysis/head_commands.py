@@ -5,28 +5,19 @@ from typing import Annotated
 
 import typer
 
-from lm.analysis.opened import (
-    OneCheckpoint,
-    OverTraining,
-    measured,
-    measurement,
-    naming,
-    opened_models,
-    opened_with_text,
-)
+from lm.analysis.opened import measured, opened_with_text
 from lm.console.app import counting
-from lm.console.measured import Runs, report_runs
+from lm.console.measured import OneCheckpoint, OverTraining, Runs, Sample, measurement, report_runs
 from lm.console.options import JsonFile
 from lm.language.options import Data, Limit, spare_texts
+from lm.runs.opened import naming, opened_models
 
 
 def gradient(
     runs: Runs,
     data: Data = None,
     limit: Limit = 1000,
-    sample: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Number of tokens whose shares are measured.")
-    ] = 50,
+    sample: Sample = 50,
     checkpoint: OneCheckpoint = "best",
     over_training: OverTraining = False,
     json_file: JsonFile = None,
@@ -38,7 +29,8 @@ def gradient(
     Example: lm analyze gradient runs/ptb_small_softmax runs/ptb_small_mos --limit 1000 --sample 50
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.gradient import gradient_tables, gradients_of_run
+    from lm.analysis.gradient import gradients_of_run
+    from lm.spectra.gradient import gradient_tables
 
     steps = opened_with_text(runs, data, limit, checkpoint, over_training)
     with counting("differentiating") as progress:
@@ -100,10 +92,11 @@ def unargmaxable(
     """
     spare_texts(json_file, runs, None)
     from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
+    from lm.language.trained import TrainedLm
 
     results = {}
     with counting("searching") as progress:
-        for opened in opened_models(runs, checkpoint, over_training):
+        for opened in opened_models(runs, checkpoint, over_training, TrainedLm.load):
             with naming(opened):
                 found = unargmaxable_of_run(opened.trained, progress)
             results[opened.name] = measurement(opened, None, found)

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
+
+import typer
 
 from lm.console.app import show, write_result
-from lm.console.options import output_folder, run_folders
+from lm.console.options import given, output_folder, run_folders
 from lm.console.tables import Table
-from lm.errors import visible
+from lm.errors import require, visible
 from lm.results import Merged
+from lm.runs.opened import Opened
 
 T = TypeVar("T")
 
@@ -17,6 +20,34 @@ Runs = Annotated[list[Path], run_folders("Folders of runs; repeated ones count o
 Out = Annotated[
     Path | None,
     output_folder("Folder of figures; default: RUN/analysis for one run, ./analysis for several.", "--out"),
+]
+
+
+def _one_choice(context: typer.Context, value: T) -> T:
+    """Typer callback of both options: reject --checkpoint with --over-training, in either order."""
+    both = len(given(context, "checkpoint", "over_training")) == 2
+    require(not both, "--checkpoint: has no effect with --over-training; leave out one of the two")
+    return value
+
+
+OneCheckpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="WHICH",
+        help="best, last, average-best (of train.keep_best) or step-N; not with --over-training.",
+        callback=_one_choice,
+    ),
+]
+OverTraining = Annotated[
+    bool,
+    typer.Option(
+        "--over-training", help="Analyse every stored checkpoint of the runs.", callback=_one_choice
+    ),
+]
+
+Sample = Annotated[
+    int, typer.Option("--sample", min=1, metavar="N", help="Number of tokens whose shares are measured.")
 ]
 
 
@@ -36,6 +67,17 @@ class MeasuredText:
     sha256: str
 
 
+class NamedText(Protocol):
+    """A text as a measurement names it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Measured(Generic[T]):
     """A finding in a run, and the checkpoint, device and text, if any, of the measurement."""
@@ -45,6 +87,13 @@ class Measured(Generic[T]):
     device: str
     found: Merged[T]
     data: MeasuredText | None = None
+
+
+def measurement(opened: Opened[Any], text: NamedText | None, found: T) -> Measured[T]:
+    """A finding in an opened model, on a text or without one."""
+    data = MeasuredText(text.name, text.source, text.sha256) if text else None
+    trained = opened.trained
+    return Measured(opened.checkpoint, trained.config.train.seed, str(trained.device), found, data)
 
 
 @dataclass(frozen=True)

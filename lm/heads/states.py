@@ -16,10 +16,14 @@ class Layers(NamedTuple):
     lower: tuple[Tensor, ...] = ()  # (..., size of the layer) of each layer below, the highest first
     source: SourceWords | None = None  # words that are answered, for heads that read them
 
-    def rows(self, part: slice) -> "Layers":
-        """A part of the states (N, ...), with the source of each."""
+    def rows(self, part: slice | Tensor) -> "Layers":
+        """A part of the states (N, ...), with the source of each. Indices may repeat."""
         source = None if self.source is None else self.source.select(part)
         return self.map(itemgetter(part))._replace(source=source)
+
+    def double(self) -> "Layers":
+        """The states in float64. The source stays, since heads convert it."""
+        return self.map(Tensor.double)._replace(source=self.source)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Layers":
         """Apply ``function``, which may change shapes, to each layer. The result has no source."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lm.disk.storage import temporary_folder
-from lm.errors import DataError
+from lm.errors import DataError, DivergenceError
 from lm.spectra.bidiagonal import HALVINGS, bidiagonal_values, to_bidiagonal
 from lm.spectra.factor import merge, to_band
 from lm.spectra.scratch import ITEM, Matrix, ScratchMatrix
@@ -96,7 +96,8 @@ def matrix_rank(
         what: the entries of a row in errors, before its number.
 
     Raises:
-        DataError: an empty matrix, or an entry that is not finite.
+        DataError: an empty matrix.
+        DivergenceError: an entry that is not finite.
         StorageError: no room for the temporary files.
         ValueError: blocks of another type or shape.
     """
@@ -130,7 +131,7 @@ def _checked(blocks: Iterator[ArrayLike], rows: int, columns: int, what: str) ->
             raise ValueError(f"blocks must be (n, {columns}) float64, got {values.shape} {values.dtype}")
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
-            raise DataError(
+            raise DivergenceError(
                 f"{what} {seen + int(finite.argmin()) + 1} are not finite: "
                 "the model has diverged, or gives words probability 0; choose another checkpoint"
             )

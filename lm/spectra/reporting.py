@@ -1,14 +1,38 @@
-"""Report of the ranks of runs, which both command lines print: a table, and a figure of the spectra."""
+"""Ranks of runs in both command lines: shared by processes, and reported as a table and a figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from lm.console.measured import Measured, figures_folder, report_runs
+from lm.console.app import counting
+from lm.console.measured import Measured, MeasuredText, figures_folder, report_runs
 from lm.disk.storage import make_folder
 from lm.launched import leads
+from lm.parallel.group import process_group
+from lm.parallel.slices import joined
+from lm.runs.evaluations import require_measurable
 from lm.spectra.figure import draw_spectra
-from lm.spectra.run_rank import RunRank, rank_tables
+from lm.spectra.run_rank import KEPT, RunRank, rank_tables
 from lm.spectra.spectrum import RankResult
+from lm.steps import OnProgress
+
+
+def shared_ranks(
+    runs: Sequence[Path], measure: Callable[[Sequence[Path], OnProgress], Iterator[Measured[RunRank]]]
+) -> dict[str, Measured[RunRank]]:
+    """Ranks by run. ``measure`` yields those of some runs; the processes of a group share the runs.
+
+    Raises StorageError first where a result could not be kept.
+    """
+    for run in filter(Path.is_dir, runs):  # opening says what else is wrong
+        require_measurable(run, KEPT)
+    with counting("factorising") as progress, process_group() as group:
+
+        def rows(part: range) -> Iterator[dict[str, Any]]:
+            yield from map(asdict, measure([runs[index] for index in part], progress))
+
+        return dict(zip(map(str, runs), map(_from_json, joined(group, len(runs), rows)), strict=True))
 
 
 def report_ranks(
@@ -21,5 +45,10 @@ def report_ranks(
         make_folder(folder)
         spectra = {name: RankResult.load(Path(one.found.spectrum or "")) for name, one in results.items()}
         draw_spectra(spectra, figures)
-    note = f"singular values: {figures[0]}, {figures[1]} and RUN/analysis/*.npz"
+    note = f"singular values: {figures[0]}, {figures[1]} and RUN/{KEPT}/*.npz"
     report_runs(json_file, results, rank_tables, figures, note)
+
+
+def _from_json(row: dict[str, Any]) -> Measured[RunRank]:
+    """A measurement of a rank from its nested JSON."""
+    return Measured(**row | {"found": RunRank(**row["found"]), "data": MeasuredText(**row["data"])})

@@ -4,16 +4,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from lm.console.measured import Measured, NamedText, measurement
 from lm.console.tables import Table
+from lm.disk.storage import make_folder
+from lm.engine.device import flushed_denormals
 from lm.errors import DataError, StorageError
 from lm.heads.head import Head
+from lm.runs.opened import Opened, naming
 from lm.spectra.rank import FactorPlan, matrix_rank
 from lm.spectra.scratch import ITEM
 from lm.spectra.spectrum import RankResult
 from lm.steps import OnProgress, no_progress
+
+KEPT = "analysis"  # folder of a run with the singular values
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,35 @@ class Predictions:
     blocks: Callable[[int], Iterator[Tensor]]
     weights_sha256: str
     ids_sha256: str
+
+
+@flushed_denormals()
+def measure_rank(
+    opened: Opened[Any],
+    text: NamedText,
+    name: str,
+    predictions: Predictions,
+    progress: OnProgress = no_progress,
+) -> Measured[RunRank]:
+    """Measure the rank of a run's predictions of a text. The singular values are kept in RUN/analysis.
+
+    ``name`` is that of the text in names of results. ``progress`` is called with the share of the
+    factorisation.
+
+    Raises:
+        DivergenceError: log-probabilities that are not finite.
+        StorageError: a full disk.
+    """
+    make_folder(opened.run / KEPT)
+    with naming(opened):
+        found = rank_of_predictions(
+            predictions,
+            progress,
+            spectrum=opened.run / KEPT / f"rank-{name}.npz",
+            checkpoint=opened.checkpoint,
+            fingerprint=opened.fingerprint or "",
+        )
+    return measurement(opened, text, found)
 
 
 def rank_of_predictions(

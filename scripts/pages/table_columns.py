@@ -49,6 +49,11 @@ ANSWERS = (
     ("length", "mean_length", fixed(1)),
     ("same answer, %", "same_answer", percent(0)),
 )
+GRADIENT: tuple[Column, ...] = (
+    ("share of the norm", "gradient_share", fixed(3)),
+    ("effective rank at the states", "gradient_rank_of_states", fixed(0)),
+    ("of the update", "gradient_rank_of_update", fixed(0)),
+)
 GEOMETRY: tuple[Column, ...] = (
     ("anisotropy of states", "anisotropy_of_states", fixed(2)),
     ("of contexts", "anisotropy_of_contexts", fixed(2)),
@@ -85,11 +90,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "ptb_small, gradients": (
         "ptb_small",
         "head",
-        (
-            ("share of the norm", "gradient_share", fixed(3)),
-            ("effective rank at the states", "gradient_rank_of_states", fixed(0)),
-            ("of the update", "gradient_rank_of_update", fixed(0)),
-        ),
+        GRADIENT,
     ),
     "switchboard_bleu, short": (
         "switchboard_bleu",
@@ -109,6 +110,16 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
             ("current BLEU-4 P/R", "bleu_4", precision_recall),
             ("length", "mean_length", fixed(1)),
             ("same answer, %", "same_answer", percent(0)),
+            ("minutes", "minutes", fixed(0)),
+        ),
+    ),
+    "switchboard_ranks": (
+        "switchboard_ranks",
+        "head",
+        (
+            TEST,
+            ("rank of 6,100", "rank", fixed(0)),
+            *GRADIENT,
             ("minutes", "minutes", fixed(0)),
         ),
     ),

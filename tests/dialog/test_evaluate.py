@@ -29,7 +29,7 @@ from dialog.metrics.scores import (
 )
 from dialog.results import DialogEvaluation
 from dialog.tables import evaluation_tables
-from dialog.task import build_model
+from dialog.task import build_model, encode_dialogs
 from dialog.trained import TargetScore, TrainedModel
 from dialog.utterance import Dialog, Utterance
 from lm.config.load import Resolved, save_config
@@ -162,7 +162,8 @@ def test_the_details_of_an_evaluation_are_those_of_its_contexts(run: Path) -> No
         assert codec.tokenizer.split(sample["true"]) == row["references"][0]
         assert sample["context"] == [line for line in row["context"] if line != "<d>"][-4:]
     model = TrainedModel.load(run)
-    joints = [model.model.head.component_log_probs(hidden) for hidden, _ in model.readings(conversations(2))]
+    data = encode_dialogs(conversations(2), model.codec, model.config)
+    joints = [model.model.head.component_log_probs(hidden) for hidden, _ in model.readings(data)]
     priors = torch.cat([joint.logsumexp(-1).exp() for joint in joints])
     assert details["components"]["usage"] == pytest.approx(priors.mean(0).tolist(), rel=1e-4)
 

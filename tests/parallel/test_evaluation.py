@@ -8,6 +8,7 @@ import pytest
 
 from dialog.cli import main as dialog
 from lm.cli import main as lm
+from tests.support.evaluable_run import evaluable_run
 from tests.support.forked import ranks
 from tests.support.launching import command, ended
 from tests.support.tiny_lm import write_run
@@ -95,6 +96,17 @@ def test_a_dialog_model_evaluated_by_two_processes(
     settings = [part for setting in (*TALK, "decode.nbest=2") for part in ("--set", setting)]
     assert ending(dialog, "train", "smalltalk_mos", "--run", "run", *settings)[0] == 0
     line = ("dialog", "evaluate", "run", "--output", "hyps.jsonl", "--json", "found.json", "--batch", "4")
+    alone, shared = written_alone_and_shared(folder, ending, monkeypatch, line)
+    assert shared == alone
+
+
+def test_ranks_of_dialog_models_by_two_processes(
+    tmp_path: Path, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copytree(evaluable_run(folder), folder / "other")
+    line = ("dialog", "analyze", "rank", "run", "other", "--json", "found.json")
     alone, shared = written_alone_and_shared(folder, ending, monkeypatch, line)
     assert shared == alone
 

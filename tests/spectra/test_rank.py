@@ -14,7 +14,7 @@ import torch
 
 from lm.analysis.rank import predictions_of
 from lm.disk.storage import canonical_json
-from lm.errors import DataError, StorageError
+from lm.errors import DataError, DivergenceError, StorageError
 from lm.heads.head import Head, HeadConfig
 from lm.results import as_json
 from lm.spectra.bidiagonal import bidiagonal_values
@@ -213,7 +213,7 @@ def test_bad_matrices_are_refused(tmp_path: Path) -> None:
         matrix_rank(iter([]), 0, 3)
     infinite = matrix.copy()
     infinite[2, 1] = -np.inf
-    with pytest.raises(DataError, match=r"^log-probabilities of token 3 are not finite"):
+    with pytest.raises(DivergenceError, match=r"^log-probabilities of token 3 are not finite"):
         matrix_rank(in_blocks(infinite, 2), 4, 3, what="log-probabilities of token")
     for blocks in ([matrix.astype(np.float32)], [matrix[:, :2]], [matrix[0]], [matrix[:3]]):
         with pytest.raises(ValueError, match=r"blocks must be|got \d+ rows"):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 COMMANDS = (
-    "analyze rank", "chat", "check", "compare", "demo", "describe", "distinct", "doctor", "evaluate",
-    "export", "import", "prepare", "presets", "references", "report", "runs", "score", "serve", "show",
-    "train", "tune",
+    "analyze gradient", "analyze rank", "chat", "check", "compare", "demo", "describe", "distinct", "doctor",
+    "evaluate", "export", "import", "prepare", "presets", "references", "report", "runs", "score", "serve",
+    "show", "train", "tune",
 )  # fmt: skip
 LM_COMMANDS = (
     "analyze components", "analyze divergence", "analyze examples", "analyze gates",

@@ -11,7 +11,7 @@ COUNTERPARTS = {
     "Compat", "Config", "DataConfig", "FAMILY", "LOCK", "LOWEST", "Located", "MANIFEST",
     "MEASURES", "ModelConfig", "POINTS", "Piece", "PrepareOptions", "RESULT", "ReadOptions", "analyze", "app",
     "bottleneck", "chat", "compare", "comparison_tables", "demo", "describe", "dynamic", "evaluate",
-    "evaluation_tables", "export_run", "generate", "import_run", "locate", "main", "predictions_of",
+    "evaluation_tables", "export_run", "generate", "gradient", "import_run", "locate", "main",
     "preparation", "prepare", "prepared_tables", "rank", "read_split", "recovery",
     "score", "serve", "train", "train_point", "write_split",
 }  # fmt: skip

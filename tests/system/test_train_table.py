@@ -29,6 +29,10 @@ evaluation = "smalltalk-test.first-20.beam-1.nbest-1"
 unit = "dialog"
 evaluate = ["--limit", "20", "--set", "decode.beam=1", "--set", "decode.nbest=1"]
 
+[analyses]
+rank = ["--limit", "10"]
+gradient = ["--limit", "10", "--sample", "2"]
+
 [heads]
 softmax = "softmax"
 mos = "MoS"
@@ -80,6 +84,9 @@ def test_what_is_missing_is_trained_and_what_tests_need_is_kept(table: Path) -> 
     assert softmax["config_sha256"] != mos["config_sha256"] == other["config_sha256"]
     assert softmax["units"]["tokens"] == mos["units"]["tokens"]
     nats, tokens = (np.array(softmax["units"][name].split(), float).sum() for name in ("nats", "tokens"))
+    for trained in (softmax, mos, other):
+        assert 0 < trained["numbers"]["gradient_share"] < 1
+        assert trained["numbers"]["rank"] > 10
     assert np.exp(nats / tokens) == pytest.approx(softmax["numbers"]["test_perplexity"], rel=1e-3)
     table.write_text(TABLE.replace("max_steps=2", "max_steps=3"), encoding="utf-8")
     others = "results/two.json has other entries, without units or of another config: softmax-1, mos-1\n"
@@ -165,7 +172,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(table: Path) -> None:
             "[trials]\na = ['train.seed=2']\n[heads]",
             r"two\.toml: trials\.a: leave out train\.seed",
         ),
-        ("[heads]", "[analyses]\nrank = []\n[heads]", r"two\.toml: analyses: only `lm`"),
+        ("rank =", "rnk =", r"two\.toml: analyses\.rnk: choose from rank, gradient"),
     ],
 )
 def test_a_mistake_in_a_table_is_named(

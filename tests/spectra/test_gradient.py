@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lm.analysis.gradient import GradientRanks, HeadGradients, gradients_of_run
+from lm.analysis.gradient import gradients_of, gradients_of_run
 from lm.cli import main
 from lm.errors import DataError, DivergenceError
+from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.states import Layers
+from lm.spectra.gradient import GradientRanks, HeadGradients
 from tests.support.plain_heads import KINDS, LOWER, H, N, V, example, make_head, naive_probabilities
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run
 
@@ -43,7 +46,7 @@ def test_gradients_and_shares_are_those_of_the_written_out_formula(
         torch.nn.init.constant_(head.bias, 9.0)
     hidden, targets, _ = example()
     hidden = hidden.detach()
-    gradients = HeadGradients(head, split(head, hidden), targets)
+    gradients = HeadGradients(head, [(split(head, hidden), targets)])
 
     def log_probs(state: Tensor) -> Tensor:
         if settings:
@@ -69,11 +72,39 @@ def test_gradients_and_shares_are_those_of_the_written_out_formula(
         assert rank == torch.linalg.matrix_rank(centred)
 
 
+def test_the_words_that_are_answered_are_constants_of_the_derivative() -> None:
+    """The head's reading of one token, with its own source, differentiated by autograd."""
+    config = HeadConfig(kind="cpr", embedding_size=4, source="pointer", candidates=(2,))
+    head = Head(config, H, V, word_size=6).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    assert head.source_reader is not None
+    ids, said = torch.randint(0, V, (3, 4)), torch.randn(12, 6, dtype=torch.float64)
+    words = head.source_reader(ids, torch.ones(3, 4, dtype=torch.bool), said, torch.arange(12).view(3, 4))
+    rows = torch.tensor([0, 2, 1, 1, 2])
+    hidden, targets = torch.randn(5, H, dtype=torch.float64), torch.arange(5)
+    parts = [
+        (Layers(hidden[part], source=words.select(rows[part])), targets[part])
+        for part in (slice(2), slice(2, 5))
+    ]
+    gradients = HeadGradients.of(head, parts)
+    at_states = torch.cat([*gradients.at_states()])
+
+    def log_probs(state: Tensor, row: Tensor) -> Tensor:
+        return head.log_probs(Layers(state[None], source=words.select(row[None])))[0]
+
+    for token, row in enumerate(rows):
+        read = partial(log_probs, row=row)
+        jacobian = torch.autograd.functional.jacobian(read, hidden[token]).detach()
+        torch.testing.assert_close(at_states[token], -jacobian[targets[token]])
+        torch.testing.assert_close(gradients.jacobian(token), (jacobian - jacobian.mean(0)).T)
+
+
 def test_a_softmax_loses_what_its_output_matrix_cannot_reach() -> None:
     """The share by an orthonormal basis of the output matrix, and the update, as Godey & Artzi write them."""
     head = make_head("softmax", size=H)
     hidden, targets, _ = example()
-    gradients = HeadGradients(head, Layers(hidden.detach()), targets)
+    gradients = HeadGradients(head, [(Layers(hidden.detach()), targets)])
     weight = head.weight.detach() - head.weight.detach().mean(0)
     basis = torch.linalg.qr(weight).Q
     at_logits = torch.cat(list(gradients.at_logits()))
@@ -119,7 +150,7 @@ def test_equal_components_are_one_component() -> None:
         three.latent.weight.copy_(one.latent.weight.repeat(3, 1))
         three.latent.bias.copy_(one.latent.bias.repeat(3))
     hidden, targets, _ = example()
-    both = [HeadGradients(head, Layers(hidden.detach()), targets) for head in (one, three)]
+    both = [HeadGradients(head, [(Layers(hidden.detach()), targets)]) for head in (one, three)]
     for blocks in zip(*(gradients.of_update() for gradients in both), strict=True):
         torch.testing.assert_close(*blocks)
     shares = [[gradients.share(token) for token in range(N)] for gradients in both]
@@ -136,7 +167,7 @@ def test_a_larger_factor_passes_more_gradient_to_the_states() -> None:
             head.latent.bias.zero_()
             head.bias.zero_()
         targets = torch.arange(N)
-        gradients = HeadGradients(head, Layers(torch.zeros(N, H, dtype=torch.float64)), targets)
+        gradients = HeadGradients(head, [(Layers(torch.zeros(N, H, dtype=torch.float64)), targets)])
         gains.append(float(torch.cat(list(gradients.at_states())).norm()))
     assert gains[1] == pytest.approx(4 * gains[0])
 
@@ -156,10 +187,10 @@ class Largest(TorchDispatchMode):
 
 def test_memory_does_not_grow_with_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of T·V numbers, no more than a block is ever there at once."""
-    monkeypatch.setattr("lm.analysis.gradient.ENTRIES", 20 * 3 * V)
+    monkeypatch.setattr("lm.spectra.gradient.ENTRIES", 20 * 3 * V)
     head = make_head("mos", components=3)
     hidden = torch.randn(500, H, dtype=torch.float64)
-    gradients = HeadGradients(head, Layers(hidden), torch.randint(0, V, (500,)))
+    gradients = HeadGradients(head, [(Layers(hidden), torch.randint(0, V, (500,)))])
     assert gradients.rows == 20
     with Largest() as largest:
         assert sum(len(block) for block in gradients.of_update()) == 500
@@ -170,7 +201,7 @@ def test_memory_does_not_grow_with_the_number_of_tokens(monkeypatch: pytest.Monk
 def test_the_numbers_of_a_run_are_means_over_its_gradients() -> None:
     trained = tiny_lm()
     ids = ids_of(trained, 20)
-    found, gradients = gradients_of_run(trained, ids, sample=3), HeadGradients.of(trained, ids)
+    found, gradients = gradients_of_run(trained, ids, sample=3), gradients_of(trained, ids)
     at_logits, at_states, update = (
         torch.cat([*blocks])
         for blocks in (gradients.at_logits(), gradients.at_states(), gradients.of_update())
@@ -200,12 +231,12 @@ def test_tokens_without_a_gradient_have_no_share() -> None:
 
 def test_an_empty_text_is_refused() -> None:
     trained = tiny_lm()
-    with pytest.raises(DataError, match="no tokens"):
+    with pytest.raises(DataError, match="0 tokens are too few"):
         gradients_of_run(trained, ids_of(trained, 0), sample=3)
 
 
 def test_progress_counts_norms_shares_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.analysis.gradient.ENTRIES", 1)  # a block is a token
+    monkeypatch.setattr("lm.spectra.gradient.ENTRIES", 1)  # a block is a token
     told, shown = list[tuple[int, int]](), list[int]()
     original = GradientRanks.of.__func__  # type: ignore[attr-defined]
 
@@ -243,5 +274,5 @@ def test_the_command_measures_runs_and_their_checkpoints(
 def test_an_error_names_gradients_and_their_token() -> None:
     rows = torch.zeros(4, 3, dtype=torch.float64)
     rows[2, 1] = math.nan
-    with pytest.raises(DataError, match=r"^gradients of token 3 are not finite"):
+    with pytest.raises(DivergenceError, match=r"^gradients of token 3 are not finite"):
         GradientRanks.of(iter(rows.split(2)), 4, 3)
