@@ -20,6 +20,19 @@ _WORDING = {  # of the library's messages, and ours
     "Input should be less than or equal to": "must be at most",
     **WORDING,
 }
+ONLY = {  # commands that one program has, by its models
+    "language models": (
+        *(f"lm {name}" for name in ("bottleneck", "dynamic", "finetune", "generate", "reverse-copy")),
+        *(
+            f"lm analyze {name}"
+            for name in (
+                "components", "divergence", "examples", "gates", "geometry", "histories", "recovery",
+                "temperature", "unargmaxable",
+            )
+        ),
+    ),
+    "dialog models": tuple(f"dialog {name}" for name in ("chat", "demo", "distinct", "references", "show")),
+}  # fmt: skip
 _SAME = {"--run": "--out", "--out": "--run"}  # names of the folder that a command writes
 
 
@@ -60,7 +73,7 @@ def _message(error: Any, context: Any) -> str:
         )
         return f"{unknown}: no such option{hint}"
     if context and (command := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
-        return f"{command[1]}: no such command{did_you_mean(command[1], context.command.commands)}"
+        return f"{command[1]}: no such command{_of_others(command[1], context)}"
     parameter = getattr(error, "param", None)
     name = _name(parameter) if parameter else ""
     if type(error).__name__ == "MissingParameter":
@@ -74,6 +87,16 @@ def _message(error: Any, context: Any) -> str:
         return f"too many arguments: {extra[1]}{_examples(context)}"
     text = f"{message.rstrip('.')}{_given(error)}"
     return f"{name}: {text}" if name else text
+
+
+def _of_others(command: str, context: Any) -> str:
+    """The program that has an unknown command, or else the nearest command, as a part of a message."""
+    place = f"{context.command_path} {command}".partition(" ")[2]
+    for models, commands in ONLY.items():
+        for other in commands:
+            if place == other.partition(" ")[2]:
+                return f"; only {models} have it: `{other}`"
+    return did_you_mean(command, context.command.commands)
 
 
 def _unknown(error: Any) -> str:

@@ -46,6 +46,7 @@ def test_a_run_that_is_named_twice_counts_once_with_a_note(lm: Lm, inside: Path)
     ("command", "code", "message"),
     [
         ("trian", 2, "trian: no such command; did you mean train?"),
+        ("chat runs/a", 2, "chat: no such command; only dialog models have it: `dialog chat`; see"),
         ("analyze rnk", 2, "rnk: no such command; did you mean rank?; see `lm analyze --help`\n"),
         ("analyze rank", 2, "RUN... is missing; write the command as in `lm analyze rank runs/ptb"),
         ("analyze rank runs/tiny --limit 2 --limit 3", 2, "--limit: given twice; leave out one of the two\n"),

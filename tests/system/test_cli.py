@@ -154,6 +154,17 @@ def test_a_message_is_one_printable_line(text: str) -> None:
     [
         (["trian"], 2, "trian: no such command; did you mean train?; see `dialog --help`\n"),
         (["xyzzy"], 2, "xyzzy: no such command; see `dialog --help`\n"),
+        (
+            ["analyze", "gates", "runs/a"],
+            2,
+            "gates: no such command; only language models have it: `lm analyze gates`;"
+            " see `dialog analyze --help`\n",
+        ),
+        (
+            ["finetune", "runs/a"],
+            2,
+            "finetune: no such command; only language models have it: `lm finetune`; see `dialog --help`\n",
+        ),
         (["--nope"], 2, "--nope: no such option; see `dialog --help`\n"),
         (["train"], 2, "CONFIG is missing; write the command as in `dialog train smalltalk_mos --set "),
         (["prepare", "x"], 2, "--out is missing; write the command as in `dialog prepare chat.txt "),

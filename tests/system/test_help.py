@@ -15,6 +15,7 @@ from lm.cli import app as lm_app
 from lm.cli import main as lm_main
 from lm.console.app import TABLE_COLUMNS
 from lm.console.options import config_completion
+from lm.console.usage import ONLY
 from tests.support.command_lines import COMMANDS, LM_COMMANDS, Outcome, cpu_seconds_since, leaves, python
 
 
@@ -131,3 +132,9 @@ def test_the_shell_completes_presets_and_files(in_tmp: Path) -> None:
     assert python(
         "-m", "dialog", env=words | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     ).stdout.split() == ["smalltalk_sigsoftmax"]
+
+
+def test_commands_of_one_program_are_those_that_the_other_names() -> None:
+    ours, others = set(LM_COMMANDS), set(COMMANDS)
+    assert set(ONLY["language models"]) == {f"lm {name}" for name in ours - others}
+    assert set(ONLY["dialog models"]) == {f"dialog {name}" for name in others - ours}
