@@ -1,6 +1,7 @@
 """Language models and texts that an analysis opens. Imports nothing heavy."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -35,7 +36,7 @@ def opened_with_text(
 
     for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
         trained = replace(opened.trained, group=group)
-        with naming(opened):
+        with nullcontext() if data else naming(opened):  # the error of another text names that
             text = text_of(trained, data, limit)
         group.require_equal({"checkpoint": opened.fingerprint, "text": text.sha256})
         yield replace(opened, trained=trained), text
