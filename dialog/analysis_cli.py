@@ -5,9 +5,10 @@ from functools import partial
 import typer
 
 from dialog.commands import FirstContexts, TestCorpus, check_splits
-from lm.console.app import Commands, counting, in_processes
+from lm.console.app import Commands, in_processes
 from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, Sample, report_runs
 from lm.console.options import Checkpoint, JsonFile, Processes
+from lm.console.output import counting
 
 analyze = typer.Typer(
     cls=Commands,

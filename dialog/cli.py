@@ -24,17 +24,7 @@ from dialog.config import DialogConfig
 from dialog.corpus_cli import PREPARE, prepare, references, show_corpus, show_prepared
 from lm.config.load import load_config, require_effect
 from lm.config.places import default_run
-from lm.console.app import (
-    check_data,
-    counting,
-    in_processes,
-    new_app,
-    note,
-    run_app,
-    show,
-    show_training,
-    write_result,
-)
+from lm.console.app import check_data, in_processes, new_app, run_app, show_training
 from lm.console.commands import add_check, add_describe, add_presets, add_runs
 from lm.console.exchange import add_exchange
 from lm.console.options import (
@@ -50,6 +40,7 @@ from lm.console.options import (
     output_file,
     output_folder,
 )
+from lm.console.output import counting, note, show, write_result
 from lm.doctor.cli import add_doctor
 from lm.parallel.shards import shards_of
 from lm.report.cli import add_compare_and_report

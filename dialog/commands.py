@@ -8,8 +8,8 @@ import typer
 
 from dialog.config import DialogConfig, with_decoding
 from lm.config.load import Resolved
-from lm.console.app import log_line, note, show, write_result
 from lm.console.options import Checkpoint, JsonFile, RunFolders, filename, nonempty
+from lm.console.output import log_line, note, show, write_result
 from lm.errors import require
 from lm.libraries import require_libraries
 from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dialog.corpora.formats import FORMATS, PAGE
-from lm.console.app import counting, in_processes, show
+from lm.console.app import in_processes
 from lm.console.options import (
     BadLineOption,
     Join,
@@ -17,6 +17,7 @@ from lm.console.options import (
     output_folder,
     require_absent,
 )
+from lm.console.output import counting, show
 from lm.runs.outputs import require_apart, rows_with
 from lm.text.tokenizers import TokenizerKind
 

@@ -10,18 +10,7 @@ import typer
 from lm.analysis.cli import analyze
 from lm.config.load import load_config
 from lm.config.places import default_run
-from lm.console.app import (
-    check_data,
-    counting,
-    in_processes,
-    new_app,
-    note,
-    on_rank_0,
-    run_app,
-    show,
-    show_training,
-    write_result,
-)
+from lm.console.app import check_data, in_processes, new_app, on_rank_0, run_app, show_training
 from lm.console.commands import add_check, add_describe, add_presets, add_runs
 from lm.console.exchange import add_exchange
 from lm.console.options import (
@@ -43,6 +32,7 @@ from lm.console.options import (
     output_folder,
     require_absent,
 )
+from lm.console.output import counting, note, show, write_result
 from lm.disk.new_folder import beside
 from lm.doctor.cli import add_doctor
 from lm.errors import ConfigError

@@ -10,7 +10,7 @@ import typer
 
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
 from lm.analysis.opened import alike, measured, opened_with_text
-from lm.console.app import Commands, in_processes, show, write_result
+from lm.console.app import Commands, in_processes
 from lm.console.measured import (
     Measured,
     MeasuredRuns,
@@ -23,6 +23,7 @@ from lm.console.measured import (
     report_runs,
 )
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
+from lm.console.output import show, write_result
 from lm.errors import require, visible
 from lm.language.options import Data, Limit, spare_texts
 from lm.parallel.group import process_group

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from lm.analysis.opened import measured, opened_with_text
-from lm.console.app import counting
 from lm.console.measured import OneCheckpoint, OverTraining, Runs, Sample, measurement, report_runs
 from lm.console.options import JsonFile
+from lm.console.output import counting
 from lm.language.options import Data, Limit, spare_texts
 from lm.runs.opened import naming, opened_models
 

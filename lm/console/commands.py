@@ -13,8 +13,9 @@ from lm.config.load import load_config
 from lm.config.places import DEFAULT_RUNS, not_a_run, runs_in
 from lm.config.presets import preset_names, recorded_parameters, sizes_of
 from lm.config.write import config_text
-from lm.console.app import csv_wanted, show, show_text, shown_curve, write_result
+from lm.console.app import shown_curve
 from lm.console.options import JsonFile, Overrides, RunFolder, config_argument, foldername
+from lm.console.output import csv_wanted, show, show_text, write_result
 from lm.console.tables import Table
 from lm.errors import StorageError
 from lm.runs.outputs import require_apart

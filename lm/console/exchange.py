@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import typer
 from pydantic import BaseModel
 
-from lm.console.app import show
 from lm.console.options import Checkpoint, RunFolder, foldername, output_folder
+from lm.console.output import show
 from lm.errors import StorageError
 from lm.huggingface.folder import require_export, require_exportable, require_new_run
 from lm.libraries import require_libraries

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
 
 import typer
 
-from lm.console.app import show, write_result
 from lm.console.options import given, output_folder, run_folders
+from lm.console.output import show, write_result
 from lm.console.tables import Table
 from lm.errors import require, visible
 from lm.results import Merged

@@ -9,7 +9,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from lm.config.presets import preset_names
-from lm.console.app import note
+from lm.console.output import note
 from lm.disk.storage import require_place, require_writable
 from lm.errors import ConfigError
 from lm.launched import leads, several

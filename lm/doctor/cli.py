@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from lm.console.app import show, versions, write_result
 from lm.console.options import JsonFile
+from lm.console.output import show, versions, write_result
 from lm.console.tables import Table
 from lm.doctor.checks import Diagnosis, light_checks, private
 from lm.errors import visible

@@ -1,7 +1,7 @@
 """The command ``lm serve``."""
 
-from lm.console.app import log_line
 from lm.console.options import Checkpoint
+from lm.console.output import log_line
 from lm.language.config import LmConfig
 from lm.libraries import require_libraries
 from lm.serve.options import ApiKeyFile, Host, Port, ServedRuns

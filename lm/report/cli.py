@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lm.console.app import show, write_result
 from lm.console.options import RESAMPLES, JsonFile, output_file, run_folders
+from lm.console.output import show, write_result
 from lm.disk.storage import write_atomic
 from lm.errors import DataError, visible
 from lm.runs.evaluations import evaluation_at

@@ -12,8 +12,8 @@ from lm import __version__
 from lm.config.difference import Flat, changed_keys, flat_config
 from lm.config.load import Resolved
 from lm.config.write import config_text
-from lm.console.app import versions
 from lm.console.options import RESAMPLES
+from lm.console.output import versions
 from lm.console.shared_tables import pool_tables
 from lm.console.tables import Column, Table, without_common_folder
 from lm.console.terminal import sanitize

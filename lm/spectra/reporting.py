@@ -5,8 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lm.console.app import counting
 from lm.console.measured import Measured, MeasuredText, figures_folder, report_runs
+from lm.console.output import counting
 from lm.disk.storage import make_folder
 from lm.launched import leads
 from lm.parallel.group import process_group

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lm.console.app import counting, show, write_result
 from lm.console.options import JsonFile, output_folder, require_absent
+from lm.console.output import counting, show, write_result
 from lm.console.tables import Table
 from lm.errors import ConfigError
 from lm.steps import OnProgress

@@ -11,7 +11,7 @@ import typer
 from lm.config.load import C, family_of, load_config
 from lm.config.places import DEFAULT_RUNS
 from lm.config.write import config_text, literal
-from lm.console.app import check_data, show, write_result
+from lm.console.app import check_data
 from lm.console.options import (
     JsonFile,
     Overrides,
@@ -20,6 +20,7 @@ from lm.console.options import (
     output_folder,
     require_absent,
 )
+from lm.console.output import show, write_result
 from lm.console.pictures import require_format
 from lm.errors import ConfigError, DivergenceError
 from lm.libraries import require_libraries

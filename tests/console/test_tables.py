@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lm.console.app import new_app, run_app, show
+from lm.console.app import new_app, run_app
+from lm.console.output import show
 from lm.console.tables import Table
 from lm.errors import DivergenceError
 from lm.measures import guessing, guessing_note, require_learnt

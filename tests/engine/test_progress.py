@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import lm.engine.progress
-from lm.console.app import counting
+from lm.console.output import counting
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Ended, Goal, Note, Reporter, Started, Update, Validated, Validating, no_report
 from lm.engine.limits import goal_of

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dialog.chat.conversation import Conversation
 from dialog.chat.repl import COMMANDS, Repl
-from lm.console.app import show
+from lm.console.output import show
 from lm.console.tables import Table
 from lm.console.terminal import sanitize, unmarked
 from lm.errors import Interrupted, visible

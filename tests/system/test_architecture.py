@@ -24,6 +24,7 @@ UNPICKLER = "dialog.corpora.unpickle"  # a process of its own, whose standard ou
 SPEAKS_TO_THE_USER = {
     "lm.cli",
     "lm.console.app",
+    "lm.console.output",
     "lm.ending",
     "dialog.cli",
     "dialog.chat.terminal",

@@ -17,7 +17,8 @@ from dialog.cli import main as dialog_main
 from dialog.config import DialogConfig
 from lm.cli import main as lm_main
 from lm.console import app
-from lm.console.app import new_app, run_app, show, write_result
+from lm.console.app import new_app, run_app
+from lm.console.output import show, write_result
 from lm.console.tables import Table
 from lm.errors import (
     ConfigError,
