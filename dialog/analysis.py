@@ -20,7 +20,8 @@ from lm.console.measured import Measured, MeasuredText, measurement
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
 from lm.runs.opened import Opened, naming, opened_models
-from lm.spectra.gradient import GradientMeasures, HeadGradients, measure_gradients
+from lm.spectra.derivatives import HeadGradients
+from lm.spectra.gradient import GradientMeasures, measure_gradients
 from lm.spectra.run_rank import Predictions, RunRank, measure_rank
 from lm.steps import OnProgress, no_progress
 

@@ -3,7 +3,8 @@
 from lm.engine.device import flushed_denormals
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
-from lm.spectra.gradient import GradientMeasures, HeadGradients, measure_gradients
+from lm.spectra.derivatives import HeadGradients
+from lm.spectra.gradient import GradientMeasures, measure_gradients
 from lm.steps import OnProgress, no_progress
 
 

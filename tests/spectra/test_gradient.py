@@ -20,7 +20,8 @@ from lm.errors import DataError, DivergenceError
 from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.states import Layers
-from lm.spectra.gradient import GradientRanks, HeadGradients
+from lm.spectra.derivatives import HeadGradients
+from lm.spectra.gradient import GradientRanks
 from tests.support.plain_heads import KINDS, LOWER, H, N, V, example, make_head, naive_probabilities
 from tests.support.tiny_lm import ids_of, tiny_lm, write_run
 
@@ -187,7 +188,7 @@ class Largest(TorchDispatchMode):
 
 def test_memory_does_not_grow_with_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of T·V numbers, no more than a block is ever there at once."""
-    monkeypatch.setattr("lm.spectra.gradient.ENTRIES", 20 * 3 * V)
+    monkeypatch.setattr("lm.spectra.derivatives.ENTRIES", 20 * 3 * V)
     head = make_head("mos", components=3)
     hidden = torch.randn(500, H, dtype=torch.float64)
     gradients = HeadGradients(head, [(Layers(hidden), torch.randint(0, V, (500,)))])
@@ -236,7 +237,7 @@ def test_an_empty_text_is_refused() -> None:
 
 
 def test_progress_counts_norms_shares_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.spectra.gradient.ENTRIES", 1)  # a block is a token
+    monkeypatch.setattr("lm.spectra.derivatives.ENTRIES", 1)  # a block is a token
     told, shown = list[tuple[int, int]](), list[int]()
     original = GradientRanks.of.__func__  # type: ignore[attr-defined]
 
