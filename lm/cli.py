@@ -14,22 +14,17 @@ from lm.console.app import check_data, in_processes, new_app, on_rank_0, run_app
 from lm.console.commands import add_check, add_describe, add_presets, add_runs
 from lm.console.exchange import add_exchange
 from lm.console.options import (
-    BadLineOption,
     Checkpoint,
     FinetunedRun,
-    Join,
     JsonFile,
     NewRun,
-    OnePart,
     Overrides,
     Processes,
     RunFolder,
     RunFolders,
     config_argument,
     filename,
-    nonempty,
     output_file,
-    output_folder,
     require_absent,
 )
 from lm.console.output import counting, note, show, write_result
@@ -37,6 +32,7 @@ from lm.disk.new_folder import beside
 from lm.doctor.cli import add_doctor
 from lm.errors import ConfigError
 from lm.language.config import LmConfig
+from lm.language.corpus_cli import prepare
 from lm.language.options import (
     Cache,
     Compat,
@@ -74,76 +70,7 @@ def _size(config: LmConfig) -> dict[str, Any]:
 
 add_presets(app, "lm", LmConfig, _size)
 add_describe(app, "lm", LmConfig, require_used, _size, "ptb_mos")
-
-
-@app.command()
-def prepare(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            parser=nonempty,
-            help="File, folder, hf:NAME[:CONFIG] for a dataset, or reverse-copy.",
-        ),
-    ],
-    out: Annotated[Path, output_folder("Folder to write.")],
-    format: Annotated[
-        str, typer.Option(help="Format of the source; auto = detect by names and content.")
-    ] = "auto",
-    language: Annotated[str, typer.Option(help="Language of the corpus, if a folder has several.")] = "",
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND",
-            help="auto (as published), wordpunct, whitespace, char, unigram, bpe, or hf:FOLDER for that of a"
-            " pretrained model.",
-        ),
-    ] = "auto",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert the text to lower case.")] = False,
-    vocab_size: Annotated[
-        int, typer.Option(min=0, help="Maximum size of the vocabulary, with <eos> and <unk>; 0 = all.")
-    ] = 0,
-    vocabulary: Annotated[
-        Literal["train", "train+valid+test"],
-        typer.Option(metavar="SPLITS", help="Splits that give the vocabulary: train, or train+valid+test."),
-    ] = "train",
-    blank_lines: Annotated[
-        Literal["keep", "drop"], typer.Option(help="keep: a blank line becomes an <eos>.")
-    ] = "keep",
-    valid_fraction: Annotated[
-        float, typer.Option(help="Share of the text for a missing valid split.")
-    ] = 0.05,
-    test_fraction: Annotated[float, typer.Option(help="Share of the text for a missing test split.")] = 0.05,
-    text_column: Annotated[str, typer.Option(help="Text column of a dataset.")] = "text",
-    length: Annotated[int, typer.Option(metavar="L", help="reverse-copy: length of a sequence.")] = 50,
-    vocab: Annotated[int, typer.Option(metavar="V", help="reverse-copy: number of different tokens.")] = 1000,
-    shard_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a stored file.")] = 10_000_000,
-    on_bad_line: BadLineOption = "error",
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of reverse-copy, and of the text sample for sentencepiece.")
-    ] = 1,
-    processes: Processes = 1,
-    part: OnePart = None,
-    join: Join = False,
-) -> None:
-    """Read a text of any size and write train, valid and test splits as token ids, with a report.
-
-    Detects the layouts of PTB (words and characters), WikiText, enwik8, text8, MWC and One Billion Word.
-    The source reverse-copy generates random sequences, each followed by "|" and its reverse.
-
-    Example: lm prepare path/to/ptb --out data/ptb
-    """
-    from lm.language.corpora.prepare import PrepareOptions, preparation, prepared_tables
-    from lm.language.corpora.sources import ReadOptions
-    from lm.text.prepared_parts import prepare_as_asked
-
-    read = ReadOptions(format, language, valid_fraction, test_fraction, text_column, length, vocab, seed)
-    options = PrepareOptions(
-        read, on_bad_line, tokenizer, lowercase, vocab_size, vocabulary, blank_lines, shard_tokens, seed
-    )
-    prepared = prepare_as_asked(preparation(source, options), out, processes, part, join)
-    state = f"{prepared.folder}: {'unchanged' if prepared.unchanged else 'written'}"
-    show(*([] if part else prepared_tables(prepared.report)), state)
+app.command()(prepare)
 
 
 @app.command()
