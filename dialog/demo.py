@@ -13,7 +13,8 @@ from dialog.results import DialogEvaluation
 from dialog.smalltalk.process import true_nll
 from dialog.train import train
 from lm.config.load import load_config
-from lm.disk.storage import make_folder, write_json
+from lm.disk.jsonfile import write_json
+from lm.disk.storage import make_folder
 from lm.engine.events import Reporter
 from lm.results import Merged, as_json
 from lm.steps import OnProgress, no_progress

@@ -28,8 +28,9 @@ from dialog.trained import TargetScore, TrainedModel, open_models
 from dialog.utterance import Dialog
 from lm.config.load import Resolved, require_effect
 from lm.config.named_data import own_split, split_of_run
+from lm.disk.jsonfile import canonical_json
 from lm.disk.regular import open_regular
-from lm.disk.storage import canonical_json, write_atomic
+from lm.disk.storage import write_atomic
 from lm.engine.device import flushed_denormals
 from lm.errors import ConfigError, DataError, visible
 from lm.measures import guessing, more_unknown, perplexity, require_finite

@@ -32,7 +32,8 @@ from command_line import Options, run_script
 from rich.console import Console
 
 from lm.console.tables import Table
-from lm.disk.storage import require_writable, write_json
+from lm.disk.jsonfile import write_json
+from lm.disk.storage import require_writable
 from lm.errors import HighrankError, require
 
 SUBJECTS = {

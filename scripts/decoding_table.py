@@ -21,7 +21,7 @@ from pages.table_columns import DECODED, TABLES
 
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
-from lm.disk.storage import read_json, write_json
+from lm.disk.jsonfile import read_json, write_json
 from lm.errors import require
 from lm.runs.inputs import config_of
 

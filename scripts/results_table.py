@@ -34,7 +34,7 @@ from pages.result_entries import (
 from pages.table_forms import markdown, mean_of
 
 from lm.config.settings import COMMAND_LINE
-from lm.disk.storage import read_json, write_json
+from lm.disk.jsonfile import read_json, write_json
 from lm.errors import require
 from lm.runs.inputs import CONFIG
 from lm.runs.pooling import FREE_KEYS

@@ -13,7 +13,7 @@ from typing import Any
 
 from command_line import Options, run_script
 
-from lm.disk.storage import read_json, write_json
+from lm.disk.jsonfile import read_json, write_json
 from lm.errors import require
 
 ABOUT = {  # by command

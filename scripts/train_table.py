@@ -30,7 +30,8 @@ from pages.result_entries import entry, hash_of_run, load, numbers_of_runs, torc
 
 from lm.bootstrap import by_unit
 from lm.disk.filelock import FileLock
-from lm.disk.storage import make_folder, read_json, require_writable, write_json
+from lm.disk.jsonfile import read_json, write_json
+from lm.disk.storage import make_folder, require_writable
 from lm.errors import ConfigError, HighrankError, require
 from lm.machine import usable_processors
 from lm.runs.evaluations import evaluation_names, load_evaluation, unhashed

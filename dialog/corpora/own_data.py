@@ -17,7 +17,7 @@ from dialog.corpora.prepare import DialogPreparation, PrepareOptions, dataset_in
 from dialog.corpora.sources import locate, read_located
 from lm.config.named_data import SPLITS
 from lm.config.settings import keys_of
-from lm.disk.storage import read_json
+from lm.disk.jsonfile import read_json
 from lm.errors import DataError, StorageError, require, visible
 from lm.launched import several
 from lm.runs.inputs import saved_settings

@@ -19,8 +19,9 @@ from typing import Any
 
 from dialog.metrics.nearest import Documents, Index
 from dialog.utterance import Dialog, Utterance
+from lm.disk.jsonfile import MAX_JSON
 from lm.disk.regular import open_regular
-from lm.disk.storage import MAX_JSON, readable, write_atomic
+from lm.disk.storage import readable, write_atomic
 from lm.errors import DataError, visible
 from lm.parallel.group import ALONE, Group
 from lm.parallel.slices import joined

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 
 Flat = dict[str, JSON]
 

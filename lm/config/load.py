@@ -26,7 +26,8 @@ from lm.config.section import MAX_TEXT, Section, known_keys, known_tables
 from lm.config.settings import COMMAND_LINE, DEFAULT, Setting, Settings, keys_of, nested
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import MAX_TOML, Lines, as_float
-from lm.disk.storage import JSON, read_json, sealed, storage_errors, write_json
+from lm.disk.jsonfile import JSON, read_json, sealed, write_json
+from lm.disk.storage import storage_errors
 from lm.errors import ConfigError, StorageError
 
 C = TypeVar("C", bound=BaseModel)

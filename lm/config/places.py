@@ -11,7 +11,7 @@ from lm.config.named_data import SPLITS
 from lm.config.presets import Preset, preset_names, preset_of_path, presets_and_bases
 from lm.config.suggest import did_you_mean
 from lm.config.tomlfile import Lines, read_toml
-from lm.disk.storage import read_json
+from lm.disk.jsonfile import read_json
 from lm.errors import ConfigError, StorageError, visible
 
 DEFAULT_RUNS = Path("runs")  # default folder of runs

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from lm import __version__
 from lm.console.tables import Table
-from lm.disk.storage import JSON, finite, write_json
+from lm.disk.jsonfile import JSON, finite, write_json
 from lm.ending import given_command, not_printed
 from lm.errors import visible
 from lm.launched import leads

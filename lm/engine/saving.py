@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.engine.agreement import Clock
 from lm.engine.config import TrainConfig
 from lm.engine.events import Note, Reporter

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.engine.config import OptimConfig
 
 ONE_CYCLE_START = 1 / 25  # of the peak (Smith and Topin 2018, as in torch's OneCycleLR)

@@ -12,7 +12,7 @@ import torch
 from lm.config.difference import flat_config
 from lm.config.load import C, Resolved, with_settings
 from lm.config.settings import Setting
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device, flushed_denormals, load_note
 from lm.engine.events import Note, Reporter, no_report

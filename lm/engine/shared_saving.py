@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.disk.tensors import tensor_bytes
 from lm.engine.config import TrainConfig
 from lm.engine.saving import Saver

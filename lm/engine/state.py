@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.engine.averaging import Averager
 from lm.engine.optim import load_optimizer_tensors, optimizer_tensors
 from lm.engine.rng import load_rng, rng_tensors

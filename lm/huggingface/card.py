@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lm.config.difference import flat_config
-from lm.disk.storage import canonical_json
+from lm.disk.jsonfile import canonical_json
 from lm.errors import HighrankError, StorageError, visible
 from lm.numbers import number
 from lm.runs.checkpoint import CheckpointStore

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.config.places import programs, runs_in, wrong_kind
+from lm.disk.jsonfile import canonical_json, read_json
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.storage import (
-    canonical_json,
     make_folder,
     read_file,
-    read_json,
     require_place,
     require_space,
     sha256_file,

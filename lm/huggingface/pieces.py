@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm.disk.storage import MAX_JSON, read_file
+from lm.disk.jsonfile import MAX_JSON
+from lm.disk.storage import read_file
 from lm.errors import StorageError
 from lm.huggingface.chat import learn_form, template_of, token_text
 from lm.huggingface.source import MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_settings, require_folder

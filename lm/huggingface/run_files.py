@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from torch import nn
 
 from lm.config.load import Resolved, read_config, save_config
+from lm.disk.jsonfile import MAX_JSON
 from lm.disk.new_folder import NewFolder
-from lm.disk.storage import MAX_JSON, read_file, write_new
+from lm.disk.storage import read_file, write_new
 from lm.engine.state import load_model_tensors, model_tensors
 from lm.huggingface.folder import read_export, require_new_run, whole_tensors
 from lm.huggingface.starting import trunk_file, with_trunk

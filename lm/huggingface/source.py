@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.config.places import runs_in, wrong_kind
-from lm.disk.storage import parse_json, read_file
+from lm.disk.jsonfile import parse_json
+from lm.disk.storage import read_file
 from lm.errors import StorageError
 
 MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.disk.storage import read_json, sha256_file
+from lm.disk.jsonfile import read_json
+from lm.disk.storage import sha256_file
 from lm.errors import ConfigError, HighrankError, StorageError, brief
 from lm.heads.head import Head
 from lm.heads.start import start_as

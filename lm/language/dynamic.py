@@ -16,7 +16,8 @@ from typing import Literal
 from lm.arrays import Floats
 from lm.config.named_data import split_of_run
 from lm.disk.filelock import exclusive
-from lm.disk.storage import JSON, make_folder, move, remove_tree, sync
+from lm.disk.jsonfile import JSON
+from lm.disk.storage import make_folder, move, remove_tree, sync
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
 from lm.errors import require, visible

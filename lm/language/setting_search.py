@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lm.disk.storage import JSON, read_json, write_json
+from lm.disk.jsonfile import JSON, read_json, write_json
 from lm.errors import ConfigError, DivergenceError, StorageError, require
 from lm.language.adaptation import (
     ADAPT_LENGTH,

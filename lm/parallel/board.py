@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.errors import require
 from lm.launched import whole_number
 

@@ -13,7 +13,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm import errors
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.ending import again, shortage
 from lm.errors import HighrankError, Interrupted, WorkerError
 from lm.launched import rank_and_size, several

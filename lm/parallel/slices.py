@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lm.disk.storage import JSON
+from lm.disk.jsonfile import JSON
 from lm.parallel.group import Group
 from lm.parallel.shards import nodes_within, slice_of, tree_sum
 

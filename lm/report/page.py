@@ -17,7 +17,7 @@ from lm.console.output import versions
 from lm.console.shared_tables import pool_tables
 from lm.console.tables import Column, Table, without_common_folder
 from lm.console.terminal import sanitize
-from lm.disk.storage import read_json
+from lm.disk.jsonfile import read_json
 from lm.errors import ConfigError, StorageError, visible
 from lm.numbers import NOTHING, number, shown
 from lm.report.charts import Series, colour_of, interval_chart, line_chart, percent, shown_best

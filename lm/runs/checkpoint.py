@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from lm.disk.jsonfile import JSON
 from lm.disk.storage import (
-    JSON,
     make_folder,
     move,
     publish_folder,

@@ -19,18 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from lm.disk.storage import (
-    JSON,
-    Part,
-    canonical_json,
-    parse_json,
-    read_file,
-    sealed,
-    sha256_file,
-    storage_errors,
-    write_new,
-    write_parts,
-)
+from lm.disk.jsonfile import JSON, canonical_json, parse_json, sealed
+from lm.disk.storage import Part, read_file, sha256_file, storage_errors, write_new, write_parts
 from lm.disk.tensors import tensor_file
 from lm.errors import StorageError
 

@@ -16,18 +16,8 @@ from typing import Any, Self, TypeVar
 
 from lm.config.places import not_a_run, runs_in
 from lm.disk.filelock import exclusive
-from lm.disk.storage import (
-    canonical_json,
-    finite,
-    is_sealed,
-    make_folder,
-    read_json,
-    remove_leftovers,
-    require_creatable,
-    require_space,
-    sealed,
-    write_atomic,
-)
+from lm.disk.jsonfile import canonical_json, finite, is_sealed, read_json, sealed
+from lm.disk.storage import make_folder, remove_leftovers, require_creatable, require_space, write_atomic
 from lm.ending import given_command
 from lm.errors import DataError, StorageError, visible
 from lm.results import Merged, as_json

@@ -24,16 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lm.config.difference import changes_text, flat
 from lm.config.load import C, Resolved, read_config, require_family
 from lm.config.settings import Setting, Settings
-from lm.disk.storage import (
-    JSON,
-    canonical_json,
-    is_sealed,
-    read_file,
-    read_json,
-    sha256_file,
-    write_atomic,
-    write_json,
-)
+from lm.disk.jsonfile import JSON, canonical_json, is_sealed, read_json, write_json
+from lm.disk.storage import read_file, sha256_file, write_atomic
 from lm.errors import StorageError, visible
 from lm.launched import leads
 from lm.runs.checkpoint import CheckpointStore, Commit

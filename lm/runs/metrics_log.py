@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm.disk.storage import digest_of, finite, storage_errors, write_all
+from lm.disk.jsonfile import finite
+from lm.disk.storage import digest_of, storage_errors, write_all
 from lm.errors import StorageError
 
 LOG_LOST = "restore it from a copy, or remove it: training goes on, and the log begins anew"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.disk.filelock import held
-from lm.disk.storage import read_file, read_json
+from lm.disk.jsonfile import read_json
+from lm.disk.storage import read_file
 from lm.errors import HighrankError, StorageError
 from lm.measures import perplexity
 from lm.runs.checkpoint import CheckpointStore

@@ -23,16 +23,8 @@ from pydantic import BaseModel
 from lm.config.difference import Flat, changed_keys, changes_text, completed, flat, flat_config
 from lm.config.load import Resolved, family_of, require_family, save_config
 from lm.disk.filelock import FileLock
-from lm.disk.storage import (
-    JSON,
-    is_sealed,
-    make_folder,
-    read_json,
-    remove_leftovers,
-    remove_tree,
-    require_space,
-    storage_errors,
-)
+from lm.disk.jsonfile import JSON, is_sealed, read_json
+from lm.disk.storage import make_folder, remove_leftovers, remove_tree, require_space, storage_errors
 from lm.errors import ConfigError, DivergenceError, RunMovedError, StorageError, visible
 from lm.launched import several
 from lm.runs.checkpoint import CHECKPOINTS, CheckpointStore

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lm.config.named_data import SPLITS
-from lm.disk.storage import read_json
+from lm.disk.jsonfile import read_json
 from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.language.config import DataConfig
 from lm.language.corpora.corpus import load_codec, load_split

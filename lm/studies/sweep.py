@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.disk.filelock import FileLock
-from lm.disk.storage import canonical_json, make_folder, parse_json, read_file, write_atomic, write_json
+from lm.disk.jsonfile import canonical_json, parse_json, write_json
+from lm.disk.storage import make_folder, read_file, write_atomic
 from lm.engine.config import OptimConfig
 from lm.engine.device import flushed_denormals
 from lm.engine.optim import build_optimizer

@@ -19,16 +19,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from lm.disk.jsonfile import MAX_JSON, parse_json, read_json
 from lm.disk.new_folder import NewFolder, strangers
 from lm.disk.regular import open_file, open_regular
-from lm.disk.storage import (
-    MAX_JSON,
-    parse_json,
-    read_file,
-    read_json,
-    sha256_file,
-    storage_errors,
-)
+from lm.disk.storage import read_file, sha256_file, storage_errors
 from lm.errors import DataError, StorageError, require, visible
 from lm.text.lines import Dropped
 

@@ -20,8 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from lm.disk.jsonfile import read_json
 from lm.disk.new_folder import beside
-from lm.disk.storage import make_folder, read_json, remove_tree, storage_errors
+from lm.disk.storage import make_folder, remove_tree, storage_errors
 from lm.errors import ConfigError, DataError, StorageError, require, visible
 from lm.parallel.workers import in_workers
 from lm.text.lines import Dropped

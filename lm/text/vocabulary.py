@@ -18,8 +18,9 @@ from pathlib import Path
 from string import punctuation
 from typing import TYPE_CHECKING, Any, Self, get_args
 
+from lm.disk.jsonfile import MAX_JSON
 from lm.disk.regular import open_file
-from lm.disk.storage import MAX_JSON, write_atomic
+from lm.disk.storage import write_atomic
 from lm.errors import ConfigError, DataError, StorageError, visible
 from lm.text.pretrained_tokenizer import PretrainedTokenizer
 from lm.text.tokenizers import (

@@ -24,16 +24,8 @@ from lm.config.presets import Preset
 from lm.config.settings import COMMAND_LINE
 from lm.config.write import toml_text
 from lm.disk.filelock import FileLock
-from lm.disk.storage import (
-    SEAL,
-    is_sealed,
-    make_folder,
-    read_json,
-    sealed,
-    storage_errors,
-    write_atomic,
-    write_json,
-)
+from lm.disk.jsonfile import SEAL, is_sealed, read_json, sealed, write_json
+from lm.disk.storage import make_folder, storage_errors, write_atomic
 from lm.ending import shortage
 from lm.engine.device import configure_device
 from lm.engine.events import Note, Reporter

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dialog.config import DialogConfig
-from lm.disk.storage import canonical_json, parse_json, read_file, read_json
+from lm.disk.jsonfile import canonical_json, parse_json, read_json
+from lm.disk.storage import read_file
 from lm.errors import require
 from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore

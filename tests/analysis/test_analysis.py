@@ -16,7 +16,7 @@ from lm.analysis.components import component_tables, components_of_run
 from lm.analysis.divergence import divergence_of_run, divergence_tables
 from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
 from lm.console.measured import figures_folder
-from lm.disk.storage import canonical_json
+from lm.disk.jsonfile import canonical_json
 from lm.errors import ConfigError, DataError
 from lm.heads import usage
 from lm.heads.head import Head, HeadConfig

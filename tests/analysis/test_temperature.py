@@ -23,7 +23,7 @@ from lm.analysis.temperature import (
 from lm.bootstrap import Resamples
 from lm.cli import main
 from lm.console.options import RESAMPLES
-from lm.disk.storage import canonical_json
+from lm.disk.jsonfile import canonical_json
 from lm.errors import DataError
 from lm.language.evaluate import BLOCK
 from lm.results import as_json

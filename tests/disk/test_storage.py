@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.disk import storage
+from lm.disk import jsonfile, storage
 from lm.errors import StorageError
 from tests.support import faults
 from tests.support.outcomes import files_below
@@ -33,24 +33,24 @@ def same(left: Any, right: Any) -> bool:
 @given(value=values)
 def test_json_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "value.json"
-    storage.write_json(path, value)
-    assert same(storage.read_json(path), value)
-    canonical = storage.canonical_json(value)
-    assert storage.canonical_json(storage.parse_json(canonical, path)) == canonical
+    jsonfile.write_json(path, value)
+    assert same(jsonfile.read_json(path), value)
+    canonical = jsonfile.canonical_json(value)
+    assert jsonfile.canonical_json(jsonfile.parse_json(canonical, path)) == canonical
 
 
 def test_text_that_is_no_unicode_comes_back(tmp_path: Path) -> None:
     value = {"name": os.fsdecode(b"caf\xe9"), "é": 1}
-    storage.write_json(tmp_path / "x.json", value)
-    assert storage.read_json(tmp_path / "x.json") == value
+    jsonfile.write_json(tmp_path / "x.json", value)
+    assert jsonfile.read_json(tmp_path / "x.json") == value
 
 
 def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path) -> None:
     for number in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match="JSON"):
-            storage.write_json(tmp_path / "x.json", {"loss": number})
+            jsonfile.write_json(tmp_path / "x.json", {"loss": number})
         with pytest.raises(ValueError, match="JSON"):
-            storage.canonical_json([number])
+            jsonfile.canonical_json([number])
     assert not files_below(tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path) -> None:
 def test_broken_json_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.json").write_bytes(data)
     with pytest.raises(StorageError, match=r"x\.json: not valid JSON"):
-        storage.read_json(tmp_path / "x.json")
+        jsonfile.read_json(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("size", [0, 1, storage.CHUNK - 1, storage.CHUNK, 2 * storage.CHUNK + 1])
@@ -202,7 +202,7 @@ def test_impossible_paths_are_named(tmp_path: Path, name: str, words: str) -> No
     (tmp_path / "file").write_bytes(b"")
     for action in (
         lambda: storage.write_atomic(tmp_path / name, b""),
-        lambda: storage.read_json(tmp_path / name),
+        lambda: jsonfile.read_json(tmp_path / name),
     ):
         with pytest.raises(StorageError) as error:
             action()
@@ -212,7 +212,7 @@ def test_impossible_paths_are_named(tmp_path: Path, name: str, words: str) -> No
 
 def test_control_characters_of_a_path_are_quoted(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as error:
-        storage.read_json(tmp_path / "\x1b[2J\u202e\n")
+        jsonfile.read_json(tmp_path / "\x1b[2J\u202e\n")
     assert str(error.value).isprintable()
     assert r"\x1b[2J\u202e\n" in str(error.value)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from lm.disk.storage import canonical_json
+from lm.disk.jsonfile import canonical_json
 from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore, Commit
 from tests.matrix.row import Case, refused

@@ -11,7 +11,7 @@ from scipy.stats import ttest_ind
 
 from dialog.results import DialogEvaluation
 from lm.bootstrap import FEWEST_UNITS
-from lm.disk.storage import write_json
+from lm.disk.jsonfile import write_json
 from lm.language.compare import compare
 from lm.language.results import StaticEvaluation
 from lm.language.tables import comparison_tables

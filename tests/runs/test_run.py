@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from lm.config.load import Resolved
-from lm.disk.storage import sealed
+from lm.disk.jsonfile import sealed
 from lm.errors import ConfigError, DivergenceError, Interrupted, StorageError
 from lm.runs.run import Run
 from lm.stop import NOTICE, StopFlag

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm.analysis.rank import predictions_of
-from lm.disk.storage import canonical_json
+from lm.disk.jsonfile import canonical_json
 from lm.errors import DataError, DivergenceError, StorageError
 from lm.heads.head import Head, HeadConfig
 from lm.results import as_json

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.disk.storage import canonical_json, is_sealed, sealed
+from lm.disk.jsonfile import canonical_json, is_sealed, sealed
 from lm.runs.inputs import flat
 
 

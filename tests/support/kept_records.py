@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.disk.storage import canonical_json, sealed
+from lm.disk.jsonfile import canonical_json, sealed
 from lm.runs.evaluations import EVALUATION_FORMAT, EVALUATIONS
 
 DIALOGS, TURNS = 20, 15

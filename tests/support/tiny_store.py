@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lm.disk.storage import JSON, canonical_json
+from lm.disk.jsonfile import JSON, canonical_json
 from lm.errors import StorageError
 from lm.runs.checkpoint import CheckpointStore, Commit
 

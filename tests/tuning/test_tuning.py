@@ -18,7 +18,7 @@ pytest.importorskip("optuna")
 from dialog.config import DialogConfig
 from lm.config.load import load_config, read_config
 from lm.disk.filelock import FileLock
-from lm.disk.storage import read_json, sealed, write_json
+from lm.disk.jsonfile import read_json, sealed, write_json
 from lm.engine.events import no_report
 from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMemory, StorageError
 from lm.runs.checkpoint import CheckpointStore

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.disk.storage import read_json
+from lm.disk.jsonfile import read_json
 from lm.language.corpora.survey import SplitCounts, TokenLine
 from lm.text.lines import Dropped
 from lm.text.prepared_folder import read_report

@@ -20,7 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
-from lm.disk.storage import MAX_JSON, read_file
+from lm.disk.jsonfile import MAX_JSON
+from lm.disk.storage import read_file
 from lm.errors import DataError, StorageError, require
 from lm.language.corpora.part_files import StoredPart, merged, store_text, store_words
 from lm.language.corpora.pieces import CopiesPiece, FilePiece, Piece

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.disk.jsonfile import JSON, read_json, write_json
 from lm.disk.regular import open_file
-from lm.disk.storage import JSON, read_json, storage_errors, write_json
+from lm.disk.storage import storage_errors
 from lm.errors import DataError, StorageError
 from lm.language.corpora.survey import SplitCounts, TokenLine
 from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded
