@@ -116,12 +116,12 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "switchboard_ranks": (
         "switchboard_ranks",
         "head",
-        (
-            TEST,
-            ("rank of 6,100", "rank", fixed(0)),
-            *GRADIENT,
-            ("minutes", "minutes", fixed(0)),
-        ),
+        (TEST, ("rank of 6,100", "rank", fixed(0)), *GRADIENT, ("minutes", "minutes", fixed(0))),
+    ),
+    "switchboard_early": (
+        "switchboard_early",
+        "head",
+        (VALID, ("rank of 3,039", "rank", fixed(0)), *GRADIENT, ("gain", "gradient_gain", fixed(2))),
     ),
     "switchboard_full": (
         "switchboard_full",
