@@ -10,8 +10,8 @@ from pages.table_forms import (
     p_value,
     percent,
     precision_recall,
-    seconds,
     share,
+    three_digits,
     times,
 )
 
@@ -121,7 +121,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "switchboard_early": (
         "switchboard_early",
         "head",
-        (VALID, ("rank of 3,039", "rank", fixed(0)), *GRADIENT, ("gain", "gradient_gain", fixed(2))),
+        (VALID, ("rank of 3,039", "rank", fixed(0)), *GRADIENT, ("gain", "gradient_gain", three_digits)),
     ),
     "switchboard_full": (
         "switchboard_full",
@@ -196,11 +196,11 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "speed",
         "work",
         (
-            ("naive: s", "naive", seconds),
-            ("float32: s", "float32", seconds),
+            ("naive: s", "naive", three_digits),
+            ("float32: s", "float32", three_digits),
             ("times as fast as naive", "over_naive", fixed(1)),
             ("times the floor", "over_floor", fixed(2)),
-            ("bfloat16 products: s", "bfloat16", seconds),
+            ("bfloat16 products: s", "bfloat16", three_digits),
             ("times as fast as naive", "bfloat16_over_naive", fixed(1)),
             ("times the floor", "bfloat16_over_floor", fixed(1)),
         ),
@@ -270,8 +270,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "trunks",
         "work",
         (
-            ("`transformers`, tokens a second", "transformers", seconds),
-            ("ours", "ours", seconds),
+            ("`transformers`, tokens a second", "transformers", three_digits),
+            ("ours", "ours", three_digits),
             ("ratio", "ratio", fixed(2)),
         ),
     ),

@@ -57,8 +57,8 @@ def percent(digits: int) -> Form:
     return lambda value: fixed(digits)(of_share(value))
 
 
-def seconds(value: float) -> str:
-    """A time or a speed in its first three digits."""
+def three_digits(value: float) -> str:
+    """A number in its first three digits."""
     return f"{value:.3g}" if value < 1000 else f"{float(f'{value:.3g}'):,.0f}"
 
 
