@@ -54,6 +54,12 @@ GRADIENT: tuple[Column, ...] = (
     ("effective rank at the states", "gradient_rank_of_states", fixed(0)),
     ("of the update", "gradient_rank_of_update", fixed(0)),
 )
+EARLY: tuple[Column, ...] = (
+    VALID,
+    ("rank of 3,039", "rank", fixed(0)),
+    *GRADIENT,
+    ("gain", "gradient_gain", three_digits),
+)
 GEOMETRY: tuple[Column, ...] = (
     ("anisotropy of states", "anisotropy_of_states", fixed(2)),
     ("of contexts", "anisotropy_of_contexts", fixed(2)),
@@ -118,11 +124,8 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         "head",
         (TEST, ("rank of 6,100", "rank", fixed(0)), *GRADIENT, ("minutes", "minutes", fixed(0))),
     ),
-    "switchboard_early": (
-        "switchboard_early",
-        "head",
-        (VALID, ("rank of 3,039", "rank", fixed(0)), *GRADIENT, ("gain", "gradient_gain", three_digits)),
-    ),
+    "switchboard_early": ("switchboard_early", "head", EARLY),
+    "switchboard_early_frequencies": ("switchboard_early_frequencies", "head", EARLY),
     "switchboard_full": (
         "switchboard_full",
         "head",
