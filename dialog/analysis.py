@@ -76,7 +76,7 @@ def analysed_models(
         data: a source for :func:`dialog.corpora.corpus.load_dialogs`; None = the run's own test split.
         limit: number of contexts; None = all.
         checkpoint: ``best``, ``last``, ``average-best`` or ``step-N``.
-        every: for each stored checkpoint, not ``checkpoint``.
+        every: yield every stored checkpoint; ``checkpoint`` is then ignored.
 
     Raises:
         ConfigError: a bad option.

@@ -38,7 +38,7 @@ def rank(
     in_processes(processes)
     check_splits(runs, [json_file], data)
     from dialog.analysis import ranks_of_models
-    from lm.spectra.reporting import report_ranks, shared_ranks
+    from lm.spectra.rank_report import report_ranks, shared_ranks
 
     measure = partial(ranks_of_models, data=data, limit=limit, checkpoint=checkpoint)
     report_ranks(runs, shared_ranks(runs, measure), out, json_file)

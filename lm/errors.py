@@ -54,7 +54,7 @@ class RunMovedError(StorageError):
 
 
 class DivergenceError(HighrankError):
-    """Training kept producing non-finite numbers, even from the last good checkpoint."""
+    """Non-finite numbers: of a training, even from its last good checkpoint, or of an analysed model."""
 
     exit_code = 5
 

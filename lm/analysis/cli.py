@@ -57,7 +57,7 @@ def rank(
     spare_texts(json_file, runs, data)
     in_processes(processes)
     from lm.analysis.rank import ranks_of_runs
-    from lm.spectra.reporting import report_ranks, shared_ranks
+    from lm.spectra.rank_report import report_ranks, shared_ranks
 
     measure = partial(ranks_of_runs, data=data, limit=limit, checkpoint=checkpoint)
     report_ranks(runs, shared_ranks(runs, measure), out, json_file)

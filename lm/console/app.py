@@ -1,4 +1,4 @@
-"""Shared infrastructure of the command lines: commands with documented endings, and how one runs."""
+"""Shared infrastructure of the command lines: commands with documented endings, processes, exit codes."""
 
 import importlib
 import math

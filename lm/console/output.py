@@ -31,7 +31,7 @@ _form = ContextVar("form", default="")  # the given one of them, or empty for a 
 
 
 def choose_form(flag: str) -> None:
-    """Print tables in the format of one of :data:`FORMS`, or for a terminal."""
+    """Choose the format in which :func:`show` prints: one of :data:`FORMS`, or empty for a terminal."""
     _form.set(flag)
 
 

@@ -90,7 +90,7 @@ def _message(error: Any, context: Any) -> str:
 
 
 def _of_others(command: str, context: Any) -> str:
-    """The program that has an unknown command, or else the nearest command, as a part of a message."""
+    """End of the message on an unknown command: the program that has it, or else the nearest command."""
     place = f"{context.command_path} {command}".partition(" ")[2]
     for models, commands in ONLY.items():
         for other in commands:

@@ -74,7 +74,7 @@ def measure_rank(
 ) -> Measured[RunRank]:
     """Measure the rank of a run's predictions of a text. The singular values are kept in RUN/analysis.
 
-    ``name`` is that of the text in names of results. ``progress`` is called with the share of the
+    ``name`` names the text in the name of the stored file. ``progress`` is called with the share of the
     factorisation.
 
     Raises:

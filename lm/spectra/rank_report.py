@@ -1,4 +1,4 @@
-"""Ranks of runs in both command lines: shared by processes, and reported as a table and a figure."""
+"""Ranks of runs in both command lines: measured by several processes, reported as a table and a figure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
