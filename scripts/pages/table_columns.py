@@ -126,6 +126,7 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     ),
     "switchboard_early": ("switchboard_early", "head", EARLY),
     "switchboard_early_frequencies": ("switchboard_early_frequencies", "head", EARLY),
+    "switchboard_early_linear": ("switchboard_early_linear", "head", EARLY),
     "switchboard_full": (
         "switchboard_full",
         "head",
