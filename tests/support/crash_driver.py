@@ -293,7 +293,7 @@ class Lab:
             promised = case.promise(str(step)) in ended.output or (
                 step <= max(before, 0) and TOLD in ended.output
             )
-            if not promised and (OVER in ended.output or TOLD in ended.output):  # after the last update
+            if OVER in ended.output or (TOLD in ended.output and not promised):  # after the last update
                 promised = step == int(case.step(self, self.reference(case).place))
             told = ended.code != INTERRUPTED or len(blow.signals) > 1 or promised
             if not told:
