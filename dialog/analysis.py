@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +84,7 @@ def analysed_models(
     """
     for opened in opened_models(runs, checkpoint, every, TrainedModel.load):
         own = in_run(opened.run, opened.trained.config.data)
-        with nullcontext() if data else naming(opened):  # the error of another corpus names that
+        with naming(opened, data):
             test = load_test_set(data, None, limit, own)
             require_readable(opened.trained, test, own)
         yield AnalysedModel(opened, test)

@@ -1,7 +1,6 @@
 """Language models and texts that an analysis opens. Imports nothing heavy."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -36,7 +35,7 @@ def opened_with_text(
 
     for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
         trained = replace(opened.trained, group=group)
-        with nullcontext() if data else naming(opened):  # the error of another text names that
+        with naming(opened, data):
             text = text_of(trained, data, limit)
         group.require_equal({"checkpoint": opened.fingerprint, "text": text.sha256})
         yield replace(opened, trained=trained), text

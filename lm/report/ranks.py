@@ -8,7 +8,7 @@ from lm.errors import ConfigError, StorageError, visible
 from lm.report.charts import Series, colour_of, line_chart
 from lm.report.page_parts import Names, PagePart, PageSection, PageTable, Paragraph
 from lm.runs.checkpoint import CheckpointStore
-from lm.spectra.spectrum import RankResult
+from lm.spectra.spectrum import KEPT, RankResult
 
 _OUTDATED = (
     "Left out are ranks whose weights have changed since, or that name no checkpoint: {}."
@@ -23,7 +23,7 @@ def rank_sections(runs: Sequence[Path], names: Names, program: str) -> list[Page
     rows, series = [], []
     left_out: dict[str, list[str]] = {_OUTDATED: [], _DAMAGED: []}
     for index, run in enumerate(runs):
-        for path in sorted((run / "analysis").glob("rank-*.npz")):
+        for path in sorted((run / KEPT).glob("rank-*.npz")):
             name, text = names[str(run)], path.stem.removeprefix("rank-")
             try:
                 spectrum = RankResult.load(path)

@@ -46,9 +46,14 @@ def checkpoints_of(run: Path) -> list[str]:
 
 
 @contextmanager
-def naming(opened: Opened[M]) -> Iterator[None]:
-    """Context manager: errors of a config, of data, or of a diverged model name the model."""
+def naming(opened: Opened[M], text: str | None = None) -> Iterator[None]:
+    """Context manager: errors of a config, of data, or of a diverged model name the model.
+
+    Those of another ``text`` than the run's own split name that already.
+    """
     try:
         yield
     except (ConfigError, DataError, DivergenceError) as error:
+        if text:
+            raise
         raise type(error)(f"{visible(opened.name)}: {error}") from None

@@ -13,8 +13,8 @@ from lm.parallel.group import process_group
 from lm.parallel.slices import joined
 from lm.runs.evaluations import require_measurable
 from lm.spectra.figure import draw_spectra
-from lm.spectra.run_rank import KEPT, RunRank, rank_tables
-from lm.spectra.spectrum import RankResult
+from lm.spectra.run_rank import RunRank, rank_tables
+from lm.spectra.spectrum import KEPT, RankResult
 from lm.steps import OnProgress
 
 

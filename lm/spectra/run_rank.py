@@ -17,10 +17,8 @@ from lm.heads.head import Head
 from lm.runs.opened import Opened, naming
 from lm.spectra.rank import FactorPlan, matrix_rank
 from lm.spectra.scratch import ITEM
-from lm.spectra.spectrum import RankResult
+from lm.spectra.spectrum import KEPT, RankResult
 from lm.steps import OnProgress, no_progress
-
-KEPT = "analysis"  # folder of a run with the singular values
 
 
 @dataclass(frozen=True)

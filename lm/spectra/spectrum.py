@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lm.disk.storage import read_file, write_atomic
 from lm.errors import StorageError
 
+KEPT = "analysis"  # folder of a run with its spectra
 EPSILON = {kind: float(np.finfo(kind).eps) for kind in ("float64", "float32")}
 _UNREADABLE = (  # exceptions of zipfile and NumPy for damaged files
     ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, SyntaxError, TokenError,
