@@ -26,6 +26,7 @@ from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, Guard, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
 from lm.errors import DataError, DivergenceError, Interrupted, RunMovedError, StorageError
+from lm.heads.saturation import saturation_note, watched_contexts
 from lm.measures import guessing_note, learnt, perplexity
 from lm.parallel.group import ALONE, Group
 from lm.runs.run import Run
@@ -349,7 +350,7 @@ class _Engine(Generic[BatchT]):
         self.report(Validating())
         self.task.model.eval()
         try:
-            with torch.no_grad(), self.state.averager.swap():
+            with torch.no_grad(), self.state.averager.swap(), watched_contexts(self.task.model) as tanh:
                 total, tokens = self.agreement.scored(self.task.validation())
         finally:
             self.task.model.train()
@@ -363,6 +364,9 @@ class _Engine(Generic[BatchT]):
         self.journal.record(self.progress, "valid", metrics)
         averaged = self.state.averager.count > 0
         self.report(Validated(self.progress.step, metrics, best, averaged))
+        if tanh.saturated:
+            self.journal.record(self.progress, "event", {"event": "saturated", "derivative": tanh.mean})
+            self.report(Note(saturation_note(tanh.mean)))
         if averages:
             self.journal.record(self.progress, "event", {"event": "averaging"})
             self.report(Note("validation stalls: averaging of the weights begins"))
