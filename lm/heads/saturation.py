@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from lm.heads.head import Head
 from lm.heads.precision import precise
 
-LEAST_DERIVATIVE = (
-    0.05  # after 500 updates on Switchboard, heads on a plateau had .013 at most, others .5 or more
-)
+# after 500 updates on Switchboard, heads on a plateau had .013 at most, and others .5 or more
+LEAST_DERIVATIVE = 0.05
 
 
 class TanhDerivative:
