@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import torch
-
 from lm.engine.agreement import Agreement, Clock
 from lm.engine.averaging import Averager
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.engine.events import Ended, Note, Reporter, Started, Update, Validated, Validating
+from lm.engine.events import Ended, Note, Reporter, Started, Update
 from lm.engine.journal import Journal, NoJournal
 from lm.engine.limits import goal_of, limit_reached, require_end
 from lm.engine.optim import build_optimizer, commit_bytes
@@ -25,9 +23,9 @@ from lm.engine.sharded import ShardedUpdater
 from lm.engine.shared_saving import Follower, SharedSaver
 from lm.engine.state import Bookmark, Guard, LogWindow, Progress, Stateful, TrainingState
 from lm.engine.update import Batches, StepLoss, Sums, Updater
+from lm.engine.validation import Validator
 from lm.errors import DataError, DivergenceError, Interrupted, RunMovedError, StorageError
-from lm.heads.saturation import saturation_note, watched_contexts
-from lm.measures import guessing_note, learnt, perplexity
+from lm.measures import guessing_note, learnt
 from lm.parallel.group import ALONE, Group
 from lm.runs.run import Run
 
@@ -149,6 +147,9 @@ class _Engine(Generic[BatchT]):
         if group.size > 1:
             leader = self.saver if isinstance(run, Run) else None
             self.saver = SharedSaver(group, self.state, train, leader)
+        self.validator = Validator(
+            task.validation, train, self.state, self.agreement, self.journal, report, trained=trained
+        )
         self.updater = Updater(task.model, task.loss, optimizer, optim, train)
         self.sharded: ShardedUpdater[BatchT] | None = None
         if train.shards > 1:
@@ -199,7 +200,8 @@ class _Engine(Generic[BatchT]):
                 self.recover()
                 continue
             if self.validation_due(reason):
-                self.validate()
+                self.validator.validate()
+                self.saver.dirty = True
                 reason = reason or self.reason_to_end()
             if reason or self.commit_due():
                 self.saver.save(final=bool(reason))
@@ -343,33 +345,6 @@ class _Engine(Generic[BatchT]):
         due = progress.step % every == 0 if every else progress.index == 0
         counts = progress.step > 0 or self.trained
         return (bool(reason) or (due and counts)) and progress.validated != progress.step
-
-    def validate(self) -> None:
-        """Validate the averaged weights, and record the result only. Interrupted leaves all unchanged."""
-        before = Bookmark(self.task)
-        self.report(Validating())
-        self.task.model.eval()
-        try:
-            with torch.no_grad(), self.state.averager.swap(), watched_contexts(self.task.model) as tanh:
-                total, tokens = self.agreement.scored(self.task.validation())
-        finally:
-            self.task.model.train()
-            before.restore()
-        nll = total / tokens
-        best = self.progress.judge(nll, self.train.min_delta, self.train.keep_best)
-        self.state.schedule.observe(better=self.progress.stale == 0)
-        averages = self.state.averager.observe(self.progress.history, self.progress.step)
-        self.saver.dirty = True
-        metrics = {"nll": nll, "perplexity": perplexity(nll), "tokens": float(tokens)}
-        self.journal.record(self.progress, "valid", metrics)
-        averaged = self.state.averager.count > 0
-        self.report(Validated(self.progress.step, metrics, best, averaged))
-        if tanh.saturated:
-            self.journal.record(self.progress, "event", {"event": "saturated", "derivative": tanh.mean})
-            self.report(Note(saturation_note(tanh.mean)))
-        if averages:
-            self.journal.record(self.progress, "event", {"event": "averaging"})
-            self.report(Note("validation stalls: averaging of the weights begins"))
 
     def interrupted(self) -> str:
         """Save if possible; returns a message about the saved step."""

@@ -1,68 +1,95 @@
 """Saturation of the tanh layer of a head: contexts near −1 and 1, where tanh passes hardly any gradient.
 
-The contexts of a head without much factor may become the bias of the frequent words, where the output bias
-begins at zero. The model below then learns nothing until the output bias has grown.
+With the output bias at zero, the contexts of a mixture may learn the frequencies of words. All tokens then
+have nearly the same contexts, at the ends of tanh, and the layers below learn nothing for a while.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.precision import precise
 
-# after 500 updates on Switchboard, heads on a plateau had .013 at most, and others .5 or more
+# after 500 updates on Switchboard, heads on a plateau had .013 at most, and others .6 or more
 LEAST_DERIVATIVE = 0.05
 
 
-class TanhDerivative:
-    """Mean of 1 − tanh²x over the inputs x of the tanh layers that it was shown."""
+class ContextWatch:
+    """Mean of 1 − tanh²x over the inputs x of each layer of contexts of a head, while it runs.
 
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
+    The mean is over tokens and components. A component has none of its own, since the others pass gradients
+    where it does not. A tanh in bfloat16 passes less than this where its output rounds to 1.
+    """
+
+    def __init__(self, head: Head | None) -> None:
+        self._layers: list[nn.Module] = []
+        if head is not None and head.latent is not None and head.config.context_activation == "tanh":
+            self._config, self._layers = head.config, [head.latent, *head.lower]
+        self._sums, self._counts = [0.0] * len(self._layers), [0] * len(self._layers)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager in which the head is watched."""
+        hooks = [layer.register_forward_hook(self._adding(at)) for at, layer in enumerate(self._layers)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @property
-    def mean(self) -> float:
-        """The mean, and 1 if nothing was shown."""
-        return self._sum / self._count if self._count else 1.0
+    def derivative(self) -> float:
+        """The mean of the layer with the lowest; 1 if no layer with tanh ran."""
+        means = [total / count for total, count in zip(self._sums, self._counts, strict=True) if count]
+        return min(means, default=1.0)
 
     @property
     def saturated(self) -> bool:
-        """True if the mean is below :data:`LEAST_DERIVATIVE`."""
-        return self.mean < LEAST_DERIVATIVE
+        """True if :attr:`derivative` is below :data:`LEAST_DERIVATIVE`."""
+        return self.derivative < LEAST_DERIVATIVE
 
-    def show(self, inputs: Tensor) -> None:
-        """Add inputs of any shape."""
-        self._sum += float((1 - torch.tanh(precise(inputs.detach())).square()).sum(dtype=torch.float64))
-        self._count += inputs.numel()
+    def note(self, *, trained: bool) -> str:
+        """A warning about saturated contexts, or a line that they no longer are.
+
+        ``trained``: the model began as one that was trained elsewhere, so that ``head.start`` has no effect.
+        """
+        found = f"the mean derivative of their tanh is {self.derivative:.2g}"
+        if not self.saturated:
+            return f"the head's contexts are no longer saturated: {found}"
+        return (
+            f"warning: the head's contexts are saturated: {found}, so that hardly any gradient passes."
+            f" If this lasts, train another run with {' or '.join(_remedies(self._config, trained=trained))}"
+        )
+
+    def _adding(self, at: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        """A forward hook that adds the results of a layer, which are the inputs of tanh."""
+
+        def add(layer: nn.Module, inputs: Any, results: Tensor) -> None:
+            derivatives = 1 - torch.tanh(precise(results.detach())).square()
+            self._sums[at] += float(derivatives.sum(dtype=torch.float64))
+            self._counts[at] += results.numel()
+
+        return add
 
 
 @contextmanager
-def watched_contexts(model: nn.Module) -> Iterator[TanhDerivative]:
-    """Measure the tanh layers of all heads in a model while it runs; other heads add nothing."""
-    found = TanhDerivative()
-
-    def show(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        found.show(output)
-
-    heads = [part for part in model.modules() if isinstance(part, Head)]
-    tanh = [head for head in heads if head.latent is not None and head.config.context_activation == "tanh"]
-    layers = [layer for head in tanh for layer in (head.latent, *head.lower) if layer is not None]
-    hooks = [layer.register_forward_hook(show) for layer in layers]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+def watched_contexts(model: nn.Module) -> Iterator[ContextWatch]:
+    """Watch the contexts of the head of a model while it runs. The gates of Mixtape are no contexts."""
+    watch = ContextWatch(next((part for part in model.modules() if isinstance(part, Head)), None))
+    with watch.running():
+        yield watch
 
 
-def saturation_note(derivative: float) -> str:
-    """A warning about contexts with a mean derivative of tanh."""
-    return (
-        f"warning: the head's contexts are saturated: the mean derivative of their tanh is {derivative:.1e},"
-        " so that hardly any gradient passes. If this lasts, train another run with head.start ="
-        ' "frequencies", a larger head.context_scale, or a lower optim.lr'
-    )
+def _remedies(config: HeadConfig, *, trained: bool) -> list[str]:
+    """Settings of which each alone avoided saturation on Switchboard, without those that a config has."""
+    found = []
+    if config.output_bias and config.start == "random" and not trained:
+        found.append('head.start = "frequencies"')
+    if config.context_scale < 4:
+        found.append("head.context_scale = 4")
+    return [*found, 'head.context_activation = "none"']
