@@ -208,3 +208,22 @@ def test_every_pair_is_of_heads_of_its_table() -> None:
         settings = {name for files in TRIALS.values() if file in files.values() for name in files}
         tried = {f"{head}, {setting}" for head in heads for setting in settings}
         assert {label for pair in pairs for label in pair} <= heads | tried
+
+
+@pytest.mark.usefixtures("scripts")
+def test_every_label_that_tables_ask_for_has_a_number() -> None:
+    """A label that is spelt otherwise in the results would be left out, or shown as "not run"."""
+    from pages import page_tables as tables
+    from pages.result_entries import entries_of
+
+    folder, everywhere = ROOT / "results", set()
+    for file, pairs in tables.PAIRS.items():
+        entries = [*entries_of(folder, file), *tables.trial_entries(folder, file)]
+        labels = {entry["label"] for entry in entries}
+        short = {label for name, chosen in tables.SHORT.items() if name.startswith(file) for label in chosen}
+        asked = {*tables.BASELINES, *tables.SETTINGS[file][0], *tables.SHARED.get(file, ()), *short}
+        assert asked | {label for pair in pairs for label in pair} <= labels, file
+        everywhere |= labels
+    assert {label for pair in (*tables.STARTS, *tables.REMOVED) for label in pair} <= everywhere
+    presets = {entry["config"] for file in tables.LEADS for entry in entries_of(folder, file)}
+    assert all(any(preset.endswith(f"_{head}") for preset in presets) for head in tables.LEADING)
