@@ -15,9 +15,9 @@ from dialog.evaluate import EvaluationData, load_test_set, require_readable
 from dialog.evaluation_names import setting_name
 from dialog.task import EncodedDialogs
 from dialog.trained import TrainedModel
-from lm.console.measured import Measured, MeasuredText, measurement
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
+from lm.runs.measured import Measured, MeasuredText, measurement
 from lm.runs.opened import Opened, naming, opened_models
 from lm.spectra.derivatives import HeadGradients
 from lm.spectra.gradient import GradientMeasures, measure_gradients

@@ -11,23 +11,14 @@ import typer
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
 from lm.analysis.opened import alike, measured, opened_with_text
 from lm.console.app import Commands, in_processes
-from lm.console.measured import (
-    Measured,
-    MeasuredRuns,
-    OneCheckpoint,
-    Out,
-    OverTraining,
-    Runs,
-    figures_folder,
-    measurement,
-    report_runs,
-)
+from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, figures_folder, report_runs
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
 from lm.console.output import show, write_result
 from lm.errors import require, visible
 from lm.language.options import Data, Limit, spare_texts
 from lm.parallel.group import process_group
 from lm.results import as_json
+from lm.runs.measured import Measured, MeasuredRuns, measurement
 from lm.runs.opened import naming
 
 analyze = typer.Typer(

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from lm.analysis.opened import measured, opened_with_text
-from lm.console.measured import OneCheckpoint, OverTraining, Runs, Sample, measurement, report_runs
+from lm.console.measured import OneCheckpoint, OverTraining, Runs, Sample, report_runs
 from lm.console.options import JsonFile
 from lm.console.output import counting
 from lm.language.options import Data, Limit, spare_texts
+from lm.runs.measured import measurement
 from lm.runs.opened import naming, opened_models
 
 

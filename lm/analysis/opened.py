@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from lm.console.measured import Measured, measurement
 from lm.errors import ConfigError, DataError
 from lm.parallel.group import ALONE, Group
+from lm.runs.measured import Measured, measurement
 from lm.runs.opened import Opened, naming, opened_models
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from lm.analysis.opened import opened_with_text
-from lm.console.measured import Measured
 from lm.disk.tensors import sha256_of
 from lm.language.corpora.split_files import add_ids
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.runs.measured import Measured
 from lm.spectra.run_rank import Predictions, RunRank, measure_rank
 from lm.steps import OnProgress
 

@@ -5,13 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lm.console.measured import Measured, MeasuredText, figures_folder, report_runs
+from lm.console.measured import figures_folder, report_runs
 from lm.console.output import counting
 from lm.disk.storage import make_folder
 from lm.launched import leads
 from lm.parallel.group import process_group
 from lm.parallel.slices import joined
 from lm.runs.evaluations import require_measurable
+from lm.runs.measured import Measured, MeasuredText
 from lm.spectra.figure import draw_spectra
 from lm.spectra.run_rank import RunRank, rank_tables
 from lm.spectra.spectrum import KEPT, RankResult

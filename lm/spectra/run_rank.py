@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lm.console.measured import Measured, NamedText, measurement
 from lm.console.tables import Table
 from lm.disk.storage import make_folder
 from lm.engine.device import flushed_denormals
 from lm.errors import DataError, StorageError
 from lm.heads.head import Head
+from lm.runs.measured import Measured, NamedText, measurement
 from lm.runs.opened import Opened, naming
 from lm.spectra.rank import FactorPlan, matrix_rank
 from lm.spectra.scratch import ITEM
