@@ -136,5 +136,5 @@ def serve(
     loads = zip(names, runs, decodes, strict=True)
     models = {name: ServedDialog.load(run, checkpoint, decode) for name, run, decode in loads}
     if ensemble:
-        models["+".join(models)] = ServedDialog.joined(models)
+        models["+".join(models)] = ServedDialog.ensemble_of(models)
     answer(models, address, page=True, log=log_line)

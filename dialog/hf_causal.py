@@ -85,19 +85,12 @@ class HighrankStreamModel(ExportedModel):
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast:
-        """Read tokens (B, T).
+        """Read tokens (B, T), as :meth:`lm.hf.HighrankLanguageModel.forward` with its other arguments.
 
         Args:
-            input_ids: token ids.
-            attention_mask: (B, at least T), zero at padding, which is on the left.
             token_type_ids: (B, T) one at earlier utterances of the responder; None = speakers take turns, and
                 the last utterance before the response is the other's.
             past_key_values: the state before these tokens of a response; None = the beginning of a context.
-            labels: (B, T) ids that each position should have, shifted here; −100 is not scored. With them
-                the output has the mean loss in nats, and no logits, which would be the largest tensor.
-            use_cache: True to return the state after the tokens.
-            logits_to_keep: number of last positions with logits; 0 = all.
-            return_dict: ignored; the result is never a tuple.
 
         Raises ValueError for padding on the right.
         """

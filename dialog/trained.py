@@ -99,7 +99,7 @@ class TrainedModel:
         return cls(config, codec, model.to(device).eval(), device)
 
     @classmethod
-    def joined(cls, members: Sequence[Self], names: Sequence[object]) -> Self:
+    def ensemble_of(cls, members: Sequence[Self], names: Sequence[object]) -> Self:
         """The ensemble of models, or the only one, with the config of the first.
 
         ``names`` are for messages. ConfigError if vocabularies or the encoding of examples differ.
@@ -366,10 +366,10 @@ def _seed(item: Item, seed: int) -> int:
 def open_models(runs: Sequence[Path], checkpoint: str) -> tuple[TrainedModel, list[str | None]]:
     """The model of a run, or the ensemble of several, and the fingerprint of the weights of each.
 
-    Raises the errors of :meth:`TrainedModel.load` and :meth:`TrainedModel.joined`.
+    Raises the errors of :meth:`TrainedModel.load` and :meth:`TrainedModel.ensemble_of`.
     """
     members = [loaded(run, checkpoint, TrainedModel.load) for run in runs]
-    joined = TrainedModel.joined([model for model, _ in members], [visible(run) for run in runs])
+    joined = TrainedModel.ensemble_of([model for model, _ in members], [visible(run) for run in runs])
     return joined, [weights for _, weights in members]
 
 

@@ -55,7 +55,7 @@ def open_conversation(
 ) -> "Conversation":
     """A new conversation with the model of a run, or the ensemble with ``others``.
 
-    Raises the errors of ``TrainedModel.load`` and ``TrainedModel.joined``.
+    Raises the errors of ``TrainedModel.load`` and ``TrainedModel.ensemble_of``.
     """
     from dialog.chat.conversation import Conversation
     from dialog.chat.transcript import ENSEMBLE, Source
@@ -68,7 +68,7 @@ def open_conversation(
 
     runs = (run, *others)
     opened = [loaded(one, checkpoint, load) for one in runs]
-    model = TrainedModel.joined([model for (model, _), _ in opened], [visible(one) for one in runs])
+    model = TrainedModel.ensemble_of([model for (model, _), _ in opened], [visible(one) for one in runs])
     require_forward(model, run)
     steps = opened[0][0][1]
     step = steps[0] if len(runs) == len(steps) == 1 else None  # an average has several

@@ -74,14 +74,14 @@ class ServedDialog:
         return cls(model, weights, int(CheckpointStore.of(run).folder.stat().st_mtime))
 
     @classmethod
-    def joined(cls, members: Mapping[str, "ServedDialog"]) -> "ServedDialog":
+    def ensemble_of(cls, members: Mapping[str, "ServedDialog"]) -> "ServedDialog":
         """The ensemble of several runs by name, which shares their weights and has the settings of the first.
 
         Raises ConfigError if the runs do not fit together.
         """
         models = list(members.values())
         weights = hashlib.sha256("+".join(one.fingerprint for one in models).encode()).hexdigest()
-        model = TrainedModel.joined([one.model for one in models], list(members))
+        model = TrainedModel.ensemble_of([one.model for one in models], list(members))
         return cls(model, weights, max(one.created for one in models), models)
 
     @property

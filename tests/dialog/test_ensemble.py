@@ -42,7 +42,7 @@ def by_hand(models: list[TrainedModel], example: Example, tokens: list[int]) -> 
 
 def test_probabilities_are_averaged_everywhere(runs: list[Path], corpus: Path) -> None:
     models = [TrainedModel.load(run) for run in runs]
-    joined = TrainedModel.joined(models, runs)
+    joined = TrainedModel.ensemble_of(models, runs)
     dialogs = load_dialogs(str(corpus))
     examples = list_examples(dialogs)
     for example, score in zip(examples, joined.nll(dialogs), strict=True):
@@ -62,13 +62,13 @@ def test_probabilities_are_averaged_everywhere(runs: list[Path], corpus: Path) -
 
 def test_an_ensemble_of_one_run_twice_is_the_run(runs: list[Path], corpus: Path) -> None:
     model = TrainedModel.load(runs[1])
-    twice = TrainedModel.joined([model, TrainedModel.load(runs[1])], [runs[1]] * 2)
+    twice = TrainedModel.ensemble_of([model, TrainedModel.load(runs[1])], [runs[1]] * 2)
     examples = list_examples(load_dialogs(str(corpus)))
     decode = DecodeConfig(beam=3, nbest=3, max_length=5)
     for one, other in zip(model.respond(examples, decode), twice.respond(examples, decode), strict=True):
         assert [h.tokens for h in one] == [h.tokens for h in other]
         assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in other], abs=1e-5)
-    assert TrainedModel.joined([model], [runs[1]]) is model
+    assert TrainedModel.ensemble_of([model], [runs[1]]) is model
 
 
 def test_an_evaluation_is_kept_under_a_name_of_its_own(runs: list[Path]) -> None:

@@ -182,16 +182,16 @@ def test_an_ensemble_is_served_beside_its_runs(tiny: TrainedModel) -> None:
         for parameter in other.model.parameters():
             parameter.mul_(0.5)
     runs = {"a": ServedDialog(tiny, "1", 1), "b": ServedDialog(other, "2", 2)}
-    joined = ServedDialog.joined(runs)
+    joined = ServedDialog.ensemble_of(runs)
     job = joined.chat_job(parsed_chat())
     (answer,) = job.run([job], unchecked)
-    model = TrainedModel.joined([tiny, other], ["a", "b"])
+    model = TrainedModel.ensemble_of([tiny, other], ["a", "b"])
     assert answer.choices[0].text == Conversation(model).say("a").reply.text
     assert joined.about["components"] == 6
     assert joined.fingerprint not in ("1", "2", "")
     foreign = replace(tiny, codec=build_codec("wordpunct", ["x y"], vocab_size=9, extra_counts={"<d>": 1}))
     with pytest.raises(ConfigError, match="another vocabulary"):
-        ServedDialog.joined(runs | {"c": ServedDialog(foreign, "3", 3)})
+        ServedDialog.ensemble_of(runs | {"c": ServedDialog(foreign, "3", 3)})
 
 
 def test_requests_with_different_seeds_are_decoded_together(tiny: TrainedModel) -> None:
