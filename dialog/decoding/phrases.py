@@ -1,6 +1,9 @@
 """Phrases that responses must, or must not, contain, in token ids.
 
 R rows · t tokens so far · V words · P phrases · L tokens of a phrase.
+
+Functions with ``_`` at the end write −∞ into ``log_probs`` (R, V), given the ``history`` (R, t) of token ids
+and the number of the context of each row, ``sources`` (R,).
 """
 
 import math

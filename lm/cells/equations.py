@@ -53,7 +53,7 @@ class Equations(ABC):
 
     @abstractmethod
     def step_back(self, t: int, dh: Tensor, dc: Tensor) -> None:
-        """Replace the gradients of the state after step t by those of the state it read, in place."""
+        """Replace the gradients (R, H) of the state after step t by those of the state it read, in place."""
 
     @cached_property
     def rows(self) -> list[Sequence[Tensor]]:
@@ -62,7 +62,7 @@ class Equations(ABC):
 
     @property
     def of_extra(self) -> Tensor | None:
-        """Gradient of ``extra``; None without it."""
+        """Gradient of ``extra``, of its shape; None without it."""
         return None
 
 

@@ -30,7 +30,7 @@ class Gating(ABC):
 
     @abstractmethod
     def step_back(self, t: int, dx: Tensor, dh: Tensor) -> None:
-        """Replace the gradients of the results of :meth:`step` by those of its arguments, in place."""
+        """Replace the gradients of the results of :meth:`step`, (R, I) and (R, H), by those of x and h."""
 
     @abstractmethod
     def results(self, inputs: Tensor, entering: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ class Gating(ABC):
 
     @abstractmethod
     def gradients(self, inputs: Tensor, entering: Tensor) -> list[Tensor | None]:
-        """Gradient of each of the tensors, after the last :meth:`step_back`."""
+        """Gradient of each of the tensors, of its shape, after the last :meth:`step_back`."""
 
 
 class Round(NamedTuple):
