@@ -38,14 +38,16 @@ def guessing(nll: float, words: int) -> bool:
 
 
 def guessing_note(nll: float, words: int) -> str:
-    """A warning if a model is near uniform guessing, else an empty string."""
+    """A warning if a model is near uniform guessing or far beyond it, else an empty string."""
     if not guessing(nll, words):
         return ""
-    found = number("perplexity", perplexity(nll))
-    return (
-        f"warning: a perplexity of {found} is near guessing among {words:,} words;"
-        " train longer, or with another optim.lr"
-    )
+    found = f"warning: a perplexity of {number('perplexity', perplexity(nll))} is"
+    if not learnt(nll, words):
+        return (
+            f"{found} more than twice that of guessing among {words:,} words: the training has diverged;"
+            " choose another checkpoint, or lower optim.lr"
+        )
+    return f"{found} near guessing among {words:,} words; train longer, or with another optim.lr"
 
 
 def more_unknown(share: float, own: Callable[[], float]) -> float | None:

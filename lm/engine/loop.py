@@ -185,10 +185,10 @@ class _Engine(Generic[BatchT]):
         if not self.progress.best:
             self.saver.require_best()  # lost, and not diverged
         best_nll, best_step = self.progress.best[0] if self.progress.best else (math.nan, -1)
-        ended = "diverged" if words and not learnt(best_nll, words) else "finished"
-        self.journal.ended(ended, self.progress, self.seconds)
-        if words and (warning := guessing_note(best_nll, words)):
-            self.report(Note(warning))
+        diverged = words > 0 and not learnt(best_nll, words)
+        self.journal.ended("diverged" if diverged else "finished", self.progress, self.seconds)
+        if words and not diverged:  # the caller raises an error for that
+            self.tell_guessing(best_nll, words)
         minutes = self.seconds / 60
         return FitResult(self.progress.step, self.progress.pass_number, best_nll, best_step, reason, minutes)
 
@@ -216,6 +216,15 @@ class _Engine(Generic[BatchT]):
         guard, step = self.progress.guard, self.progress.step
         if 0 < step <= guard.in_a_row:
             raise DivergenceError(f"none of {step} updates was finite; lower optim.lr or check the config")
+
+    def tell_guessing(self, best_nll: float, words: int) -> None:
+        """Warn of a best validation near guessing, or else of a last one that has diverged."""
+        last = self.progress.judged
+        warning = guessing_note(best_nll, words)
+        if not warning and last is not None and not learnt(last, words):
+            warning = f"{guessing_note(last, words)}. It is of the last validation; the best is kept"
+        if warning:
+            self.report(Note(warning))
 
     def reason_to_end(self) -> str:
         """Reason to end training at this step, or ``""``."""

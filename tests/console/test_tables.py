@@ -98,7 +98,8 @@ def test_one_format_for_each_kind_of_number(name: str, value: float, text: str) 
 
 
 def test_huge_perplexities_are_short_in_messages() -> None:
-    assert "perplexity of 2.52e+30 is near guessing" in guessing_note(70.0, 10)
+    assert "perplexity of 2.52e+30 is more than twice that of guessing" in guessing_note(70.0, 10)
+    assert "perplexity of 18.17 is near guessing" in guessing_note(2.9, 10)
     with pytest.raises(DivergenceError, match=r"perplexity is 2\.52e\+30, where guessing"):
         require_learnt(70.0, 10, Path("run"))
 

@@ -30,6 +30,7 @@ from tests.support.tiny_task import (
     run_folder,
     steps,
     train,
+    with_values,
 )
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -341,3 +342,16 @@ def test_a_training_near_guessing_is_told_once(perplexity: float, warned: bool) 
         fit(task, TrainConfig(max_steps=5, validate_every=1), OptimConfig(), run, notes, words=11)
     assert task.validations == 5
     assert sum("near guessing among 11 words" in line for line in notes.lines) == warned
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "told"), [(2.0, 23.0, True), (2.0, 21.0, False), (23.0, 24.0, False)]
+)
+def test_a_last_validation_beyond_guessing_is_told(first: float, last: float, told: bool) -> None:
+    """Of a training whose best validation has diverged, the caller's error tells."""
+    task, notes = with_values([math.log(first), math.log(last)]), Notes()
+    with run_folder() as folder, open_run(folder) as run:
+        fit(task, TrainConfig(max_steps=2, validate_every=1), OptimConfig(), run, notes, words=11)
+    found = [line for line in notes.lines if "more than twice that of guessing among 11 words" in line]
+    assert found == [line for line in found if line.endswith("of the last validation; the best is kept")]
+    assert len(found) == told
