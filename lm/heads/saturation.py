@@ -86,10 +86,13 @@ def watched_contexts(model: nn.Module) -> Iterator[ContextWatch]:
 
 
 def _remedies(config: HeadConfig, *, trained: bool) -> list[str]:
-    """Settings of which each alone avoided saturation on Switchboard, without those that a config has."""
+    """Changes of which each alone avoids saturation, without those that a config has.
+
+    Settings were measured on Switchboard. A rate of .3 saturates contexts on small talk also with these.
+    """
     found = []
     if config.output_bias and config.start == "random" and not trained:
-        found.append('head.start = "frequencies"')
+        found.append("--set head.start=frequencies")
     if config.context_scale < 4:
-        found.append("head.context_scale = 4")
-    return [*found, 'head.context_activation = "none"']
+        found.append("--set head.context_scale=4")
+    return [*found, "--set head.context_activation=none", "a lower optim.lr"]

@@ -52,7 +52,9 @@ def run_row(run: Path) -> dict[str, Any]:
             nll, step = progress["best"][0]
             row |= {"best perplexity": perplexity(float(nll)), "at step": int(step)}
         lost = ", without checkpoints" if lost_checkpoints(run) else ""
-        row["state"] = f"damaged: {changed}" if changed else _state(run, config["train"], progress) + lost
+        stuck = ", contexts saturated" if _saturated(run) else ""
+        whole = "" if changed else _state(run, config["train"], progress) + lost + stuck
+        row["state"] = whole or f"damaged: {changed}"
     except (HighrankError, KeyError, TypeError, ValueError, IndexError) as error:
         row["state"] = f"damaged: {error}" if isinstance(error, HighrankError) else "damaged"
     newest = max((stat.st_mtime for stat in stats), default=time.time())
@@ -71,11 +73,8 @@ def unfinished_state(run: Path) -> str:
 
 def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
     """Update and perplexity of every finite entry of a split in the log of a run; [] without a log."""
-    path = run / LOG
-    if not path.is_file():
-        return []
     found: dict[int, float] = {}
-    for line in read_file(path, limit=LOG_LIMIT).splitlines():
+    for line in _log(run):
         try:
             record = json.loads(line)
             if record["split"] == split and record["nll"] is not None:
@@ -83,6 +82,18 @@ def learning_curve(run: Path, split: str = "valid") -> list[CurvePoint]:
         except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
             continue  # a torn or foreign line is not a point of the curve
     return sorted(found.items())
+
+
+def _log(run: Path) -> list[bytes]:
+    """Lines of the log of a run; [] without one."""
+    path = run / LOG
+    return read_file(path, limit=LOG_LIMIT).splitlines() if path.is_file() else []
+
+
+def _saturated(run: Path) -> bool:
+    """True if the contexts of the head were saturated at the last validation of a run."""
+    validations = [line for line in _log(run) if b'"valid"' in line or b'"saturated"' in line]
+    return bool(validations) and b'"saturated"' in validations[-1]
 
 
 def _changed(run: Path) -> str:

@@ -1,6 +1,5 @@
 """Saturation of the tanh layer of heads, and the warning of a training about it."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from lm.heads.head import Head
 from lm.heads.saturation import LEAST_DERIVATIVE, ContextWatch, watched_contexts
 from lm.heads.states import Layers
 from lm.language.task import score_streams
+from lm.runs.overview import run_row
 from tests.support.tiny_dialog import tiny_dialog, write_corpus
 from tests.support.tiny_lm import MIXTURE, ids_of, tiny_lm
 from tests.support.tiny_task import H, Notes, TinyTask, V, lines, run_folder, train
@@ -115,11 +115,14 @@ def watched(head: Head) -> ContextWatch:
     ],
 )
 def test_every_remedy_is_a_config_that_differs(options: dict[str, Any], trained: bool) -> None:
+    def read(value: str) -> Any:
+        return float(value) if value.isdigit() else value
+
     head = mixture(**options)
-    remedies = re.findall(r"head\.(\w+) = (\"?\w+\"?)", watched(head).note(trained=trained))
+    remedies = re.findall(r"--set head\.(\w+)=(\w+)", watched(head).note(trained=trained))
     assert remedies
     for key, value in remedies:
-        assert HeadConfig(**(head.config.model_dump() | {key: json.loads(value)})) != head.config
+        assert HeadConfig(**(head.config.model_dump() | {key: read(value)})) != head.config
         assert not (trained and key == "start")
 
 
@@ -162,6 +165,9 @@ def test_saturation_is_logged_at_every_validation_and_told_when_it_begins_and_en
     with run_folder() as folder:
         train(folder, {"max_steps": 4, "validate_every": 1}, task=task, notes=notes)
         events = [line for line in lines(folder) if line.get("event") == "saturated"]
+        assert run_row(folder)["state"] == "finished"
+        train(folder, {"max_steps": 5, "validate_every": 1}, task=TaskWithHead(above))
+        assert run_row(folder)["state"] == "finished, contexts saturated"
     told = [line for line in notes.lines if "saturated" in line]
     assert [line.split(":")[0] for line in told] == ["warning", "the head's contexts are no longer saturated"]
     assert [event["step"] for event in events] == [2, 3]
