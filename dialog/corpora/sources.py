@@ -134,15 +134,16 @@ def _locate_folder(path: Path, wanted: str, log: InputLog) -> Located:
     files = _of_many(entries)
     if files and (format := _format_of(files[0], wanted, log)) in _MANY:
         return Located(source, format, {WHOLE: files})
+    if found := wrong_kind(path, "dialog", "conversations"):
+        raise DataError(f"{source}: {found}; or name conversations, as in {PAGE}")
     if empty := [entry for entry in entries if entry.name.lower() in SPLIT_NAMES and entry.is_dir()]:
         raise DataError(
             f"{empty[0]}: no files of {' or '.join(_OF_MANY)} in the folder of this split; add them"
         )
-    if found := wrong_kind(path, "dialog", "conversations"):
-        raise DataError(f"{source}: {found}; or name conversations, as in {PAGE}")
     raise DataError(
         f"{source}: no known files in the folder; expected *.utt.csv, files or folders named "
-        f"train, valid and test, or files of {', '.join(_MANY)}; or name one file"
+        f"train, valid and test, or files of {', '.join(_MANY)}; or name one file; for texts that are no"
+        " conversations, use `lm prepare`"
     )
 
 

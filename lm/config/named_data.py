@@ -52,7 +52,7 @@ def split_of_run(data: NamedSplits, name: str, instead: str = "") -> str:
     DataError with the key of the split if a file or folder is missing.
     """
     source: str = getattr(data, name)
-    if ":" in source or (source and os.path.lexists(source)):
+    if ":" in source or (source and _exists(source)):
         return source
     if not source:
         raise DataError(f"data.{name} of the run's config is empty; {instead or 'train with one'}")
@@ -72,7 +72,7 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
         source: str = getattr(data, name)
         if not source:
             raise DataError(f"data.{name} is empty; name a corpus, in the config or with --set data.{name}=…")
-        if not source.startswith(_MADE_UP) and not os.path.exists(source):
+        if not source.startswith(_MADE_UP) and not _exists(source):
             own = f"train on a file of your own with: {instead}" if instead else ""
             raise missing(source, command, own or f"name yours with --set data.{name}=…")
     return [
@@ -81,6 +81,17 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
         for one, other in combinations(SPLITS, 2)
         if _same(getattr(data, one), getattr(data, other))
     ]
+
+
+def _exists(source: str) -> bool:
+    """True for a file, a folder, or a link. Raises DataError if a folder of the path may not be read."""
+    try:
+        os.lstat(source)
+    except PermissionError as error:
+        raise DataError(f"{source}: cannot be read ({error.strerror}); check path and permissions") from error
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _same(one: str, other: str) -> bool:

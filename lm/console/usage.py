@@ -69,7 +69,9 @@ def _message(error: Any, context: Any) -> str:
     if context and (unknown := _unknown(error)):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
         hint = (
-            f"; for the file, write ./{unknown}" if os.path.lexists(unknown) else _instead(unknown, options)
+            f"; for the file, write ./{unknown}"
+            if os.path.lexists(unknown)
+            else _instead(unknown, options, context)
         )
         return f"{unknown}: no such option{hint}"
     if context and (command := re.match(r"No such command '(.*?)'", error.message, re.DOTALL)):
@@ -107,10 +109,12 @@ def _unknown(error: Any) -> str:
     return name
 
 
-def _instead(unknown: str, options: list[str]) -> str:
-    """The option to use instead of an unknown one: that of the same purpose, or else the nearest name."""
+def _instead(unknown: str, options: list[str], context: Any) -> str:
+    """Words on what replaces an unknown option: the one of the same purpose, or else the nearest name."""
     if unknown == "--data" and "--set" in options:
         return "; name the texts with " + " ".join(f"--set data.{split}=…" for split in SPLITS)
+    if unknown in _SAME and any(parameter.metavar == "DIR" for parameter in context.command.params):
+        return f"; write the folder without an option{_examples(context)}"
     same = _SAME.get(unknown)
     return f"; did you mean {same}?" if same in options else did_you_mean(unknown, options)
 

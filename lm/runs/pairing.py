@@ -76,6 +76,8 @@ def _common_name(runs: Sequence[Path], kept: Sequence[Sequence[str]], program: s
     common = sorted(set.intersection(*map(set, kept)))
     if common:
         return common[0]
+    if len(runs) == 1:
+        raise DataError(f"{runs[0]}: not evaluated yet; run `{program} evaluate` on it")
     names = "; ".join(f"{run}: {', '.join(files) or 'none'}" for run, files in zip(runs, kept, strict=True))
     raise DataError(
         f"no evaluation in common ({names}); run `{program} evaluate` on each run "

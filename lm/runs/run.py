@@ -240,7 +240,7 @@ def _changed(path: Path, resolved: Resolved[Any], resumable_keys: frozenset[str]
     if fixed := [key for key in changed_keys(before, now) if key not in resumable_keys]:
         changes = changes_text(fixed, before, now, 8)
         raise ConfigError(
-            f"{path}: this run was trained with another config: {changes}; "
+            f"{path if path.exists() else path.parent}: this run was trained with another config: {changes}; "
             "give the old values, or train into another folder with --run"
         )
     return was != now or not whole

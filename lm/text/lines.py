@@ -114,7 +114,7 @@ def read_lines(
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if len(raw) > MAX_LINE:
             array = raw.lstrip().startswith(b"[")
-            remedy = "write one object a line, as `jq -c '.[]'` does" if array else "end lines with a newline"
+            remedy = "write one object a line, as `jq -c '.[]'` does" if array else "divide it into lines"
             log.bad(name, number, f"longer than {MAX_LINE >> 20} MiB", remedy, alone=not array)
             while raw and not raw.endswith(b"\n"):
                 raw = _read_line(stream, name)

@@ -10,6 +10,7 @@ import typer
 
 from lm.config.load import C, family_of, load_config
 from lm.config.places import DEFAULT_RUNS
+from lm.config.presets import space_paths
 from lm.config.write import config_text, literal
 from lm.console.app import check_data
 from lm.console.options import (
@@ -94,7 +95,8 @@ def add_tune(
         folder = out or DEFAULT_RUNS / "tune" / Path(config).stem
         if not only_show:
             if space is None:
-                raise ConfigError("--space is missing; name a search space, or add --show")
+                spaces = ", ".join(path.stem for path in space_paths(family))
+                raise ConfigError(f"--space is missing; name a file or one of {spaces}, or add --show")
             parameters = load_space(space, base, schema, family=family)
             require_libraries("tune", "tune", "optuna")
             searched = [name for one in parameters for name in (one.key, *one.also)]

@@ -147,6 +147,8 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         DataError, match=r"no evaluation in common .*a: test; .*empty: none.*the same options \(--data, --ref"
     ):
         compare([a, tmp_path / "empty"])
+    with pytest.raises(DataError, match=r"empty: not evaluated yet; run `dialog evaluate` on it"):
+        compare([tmp_path / "empty"])
     (tmp_path / "empty" / "config.json").write_text('{"family": "lm"}')
     with pytest.raises(
         StorageError, match="empty: a run of `lm`, not of `dialog`; only commands of `lm` open it"

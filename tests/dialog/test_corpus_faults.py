@@ -114,7 +114,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "no known files in the folder" in refusal(str(tmp_path / "folder"))
     (tmp_path / "folder" / "config.json").write_text('{"config": {}}', encoding="utf-8")
     assert "folder: a run, not conversations; `dialog runs" in refusal(str(tmp_path / "folder"))
-    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "train").mkdir(parents=True)
     manifest = {"command": "lm prepare", "inputs": {}, "outputs": {}}
     (tmp_path / "ptb" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     message = refusal(str(tmp_path / "ptb"))

@@ -174,6 +174,7 @@ def test_a_message_is_one_printable_line(text: str) -> None:
         (["describe", "x", "--set", "a=1", "--set", "b=1", "--set", "a =2"], 2, "--set a: given twice; "),
         (["train", "x", "--data", "a", "--data=b"], 2, "--data: given twice; leave out one of the two\n"),
         (["show", "a", "--limit"], 2, "--limit: requires an argument; "),
+        (["export", "a", "--out", "b"], 2, "--out: no such option; write the folder without an option;"),
         (["train", "x", "--sett", "y"], 2, "--sett: no such option; did you mean --set?; see "),
         (["evaluate", "none", "--limit", "0"], 2, "--limit: must be at least 1, got 0; see `dialog evaluate"),
         (["train", "x", "--processes", "2000"], 2, "--processes: must be at most 1024, got 2000;"),

@@ -84,7 +84,7 @@ def test_a_search_its_table_and_its_best_config(lm: Callable[..., Outcome], in_t
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), "--space is missing; name a search space, or add --show"),
+        ((), "--space is missing; name a file or one of lstm, lstm_char"),
         (("--show", "--no-prune"), "--prune: has no effect with --show; leave it out"),
         (("--space", "none.toml"), "--space none.toml: no such space or file; the spaces of `lm` are"),
         (
