@@ -33,6 +33,11 @@ HEADS = [
     },
 ]
 
+TRANSFORMER = {
+    "encoder": {"kind": "transformer", "context_size": 8, "layers": 2},
+    "decoder": {"kind": "transformer", "hidden_size": 8, "layers": 2},
+}
+
 
 @pytest.fixture
 def run(in_tmp: Path) -> Path:
@@ -42,10 +47,11 @@ def run(in_tmp: Path) -> Path:
     return folder
 
 
-def with_head(run: Path, head: dict[str, object]) -> TrainedModel:
-    """The run with a random model of another head."""
+def with_head(run: Path, head: dict[str, object], *, transforms: bool = False) -> TrainedModel:
+    """The run with a random model of another head, on a transformer if ``transforms``."""
     saved = json.loads((run / "config.json").read_text())["config"]
-    config = DialogConfig.model_validate(saved | {"head": head}, strict=False)
+    parts = TRANSFORMER if transforms else {}
+    config = DialogConfig.model_validate(saved | parts | {"head": head}, strict=False)
     save_config(Resolved(config, {}), run / "config.json")
     model = build_model(config, Codec.load(run))
     for parameter in model.head.parameters():
@@ -154,12 +160,12 @@ def test_blocks_leave_gradients_on(run: Path) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: str(head["kind"]))
-@pytest.mark.parametrize("limit", [None, 5, 290])
+@pytest.mark.parametrize(("limit", "transforms"), [(None, False), (5, False), (290, False), (290, True)])
 def test_gradients_are_those_of_the_loss_of_every_token(
-    run: Path, head: dict[str, object], limit: int | None
+    run: Path, head: dict[str, object], limit: int | None, transforms: bool
 ) -> None:
     """Those of every batch by itself, with the batch's own contexts as the source."""
-    with_head(run, head)
+    with_head(run, head, transforms=transforms)
     read = one(run, limit)
     gradients = read.gradients()
     at_logits = torch.cat([*gradients.at_logits()])
