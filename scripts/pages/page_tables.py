@@ -6,6 +6,19 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from pages.compared import (
+    BASELINES,
+    LEADING,
+    LEADS,
+    PAIRS,
+    REMOVED,
+    SETTINGS,
+    SHARED,
+    SHORT,
+    START,
+    STARTS,
+    TRIALS,
+)
 from pages.result_entries import entries_of, head_of
 from pages.seed_tables import SeedTests, by_label
 from pages.study_tables import study_tables
@@ -35,177 +48,6 @@ SECOND = {
     "variation": ("`--set`", settings),
     "try": ("`--set`", settings),
     "models": ("seeds", seeds),
-}
-
-BASELINES = ("softmax", "softmax ×4", "MoC ×4, K = 3")  # labels that every model is tested against
-START = "bias at the frequencies"  # heading of head.start = "frequencies"
-BEYOND_MOS = (  # labels of heads with more than mixed probabilities
-    "DOC ×4, 2 + 1 components of two layers",
-    "DOC ×4, K = 3",
-    "CPR ×4, 20 and 100 likely words, words of the context, pointer",
-)
-MIXTURES = ("MoC ×4, K = 3", "MoS ×4, K = 3", "MoSS ×4, K = 3", "MoS ×1, K = 3", *BEYOND_MOS)
-STARTS = (  # pairs of labels: heads that begin so and the same with the bias at zero, and two that begin so
-    *((f"{label}, {START}", label) for label in ("softmax", "softmax ×4", *MIXTURES)),
-    (f"softmax, {START}", "softmax ×4"),
-    *((f"{label}, {START}", f"softmax, {START}") for label in ("softmax ×4", *MIXTURES)),
-    *((f"{label}, {START}", f"softmax ×4, {START}") for label in MIXTURES),
-    *((f"MoS ×4, K = 3, {START}", f"{label}, {START}") for label in ("MoC ×4, K = 3", "MoS ×1, K = 3")),
-    (f"MoSS ×4, K = 3, {START}", f"MoS ×4, K = 3, {START}"),
-    *((f"{label}, {START}", f"MoS ×4, K = 3, {START}") for label in BEYOND_MOS),
-)
-REMOVED = (  # labels of the leads that this start takes a share of
-    ("softmax ×4", "softmax"),
-    ("MoC ×4, K = 3", "softmax"),
-    ("MoS ×4, K = 3", "softmax"),
-)
-PAIRS = {  # labels of further tests by file
-    "ptb_small": (
-        ("MoS ×1, K = 3", "MoS ×4, K = 3"),
-        ("MoC ×1, K = 3", "MoC ×4, K = 3"),
-        ("MoS ×1, K = 3", "MoC ×1, K = 3"),
-        ("MoC, learned factor, K = 3", "MoC ×1, K = 3"),
-        ("MoS, learned factor, K = 3", "MoS ×1, K = 3"),
-        ("MoS, learned factor, K = 3", "MoS ×4, K = 3"),
-        ("MoSS, learned factor, K = 3", "MoSS ×1, K = 3"),
-        ("MoSS ×1, K = 3", "MoSS ×4, K = 3"),
-        ("MoSS ×1, K = 3", "MoS ×1, K = 3"),
-        ("MoSS ×4, K = 3", "MoS ×4, K = 3"),
-        ("MoS ×4, K = 1", "MoS ×1, K = 1"),
-        ("DOC ×4, 2 + 1 components of two layers", "MoS ×4, K = 3"),
-        ("DOC ×4, 2 + 1 components of two layers", "Mixtape ×4, K = 4, gates for 2,000 words"),
-        ("Mixtape ×4, K = 4, gates for 2,000 words", "MoS ×4, K = 3"),
-        ("MFS ×4, K = 3, four parts, two layers", "MoS ×4, K = 3"),
-        ("CPR ×4, likely words only, two layers", "MoS ×4, K = 3"),
-        ("Mogrifier, softmax ×4", "Mogrifier, softmax"),
-        ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
-        ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
-        ("Mogrifier, softmax, rate .004", "softmax, rate .004"),
-        ("MoS ×4, K = 3, dropout .1", "softmax ×4, dropout .1"),
-        ("DOC ×4, 2 + 1 components of two layers, dropout .1", "MoS ×4, K = 3, dropout .1"),
-    ),
-    "switchboard_bleu": (
-        ("MoS ×1, K = 3", "MoS ×1, K = 1"),
-        ("MoS ×4, K = 3", "MoS ×4, K = 1"),
-        ("DOC ×4, K = 3", "MoS ×4, K = 3"),
-        ("MFS ×4, K = 3, four parts", "MoS ×4, K = 3"),
-        ("MoC, learned factor, K = 3", "MoC ×1, K = 3"),
-        ("MoS, learned factor, K = 3", "MoS ×1, K = 3"),
-        ("MoSS, learned factor, K = 3", "MoSS ×1, K = 3"),
-        ("MoSS ×1, K = 3", "MoS ×1, K = 3"),
-        ("MoSS ×4, K = 3", "MoS ×4, K = 3"),
-        ("MoS ×1, K = 3", "MoC ×1, K = 3"),
-        ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "MoS ×4, K = 3"),
-        ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "attention, softmax ×4"),
-        ("CPR ×4, 20 and 100 likely words, words of the context, pointer", "Mogrifier, softmax ×4"),
-        ("attention, softmax ×4", "attention, softmax"),
-        ("attention, MoC ×4, K = 3", "attention, softmax"),
-        ("attention, MoS ×4, K = 3", "attention, softmax"),
-        ("attention, MoS ×4, K = 3", "attention, softmax ×4"),
-        ("Mogrifier, softmax ×4", "Mogrifier, softmax"),
-        ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax"),
-        ("Mogrifier, MoS ×4, K = 3", "Mogrifier, softmax ×4"),
-        ("Mogrifier, softmax ×4", "softmax ×4"),
-        ("Mogrifier, MoS ×4, K = 3", "MoS ×4, K = 3"),
-        ("MoS ×4, K = 3, rate .006, dropout .1", "softmax ×4, rate .006, dropout .1"),
-    ),
-}
-SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid of leads by file
-    "ptb_small": (
-        ("softmax ×4", "MoC ×4, K = 3", "MoS ×4, K = 3", "DOC ×4, 2 + 1 components of two layers"),
-        {
-            "rate .008, dropout .2": "{}",
-            "rate .004": "{}, rate .004",
-            "dropout .1": "{}, dropout .1",
-            START: "{}, " + START,
-        },
-    ),
-    "switchboard_bleu": (
-        ("softmax ×4", "MoC ×4, K = 3", "MoS ×4, K = 3", "MoS ×1, K = 3"),
-        {
-            "rate .003, dropout .2": "{}",
-            "rate .006": "{}, rate .006",
-            "dropout .1": "{}, dropout .1",
-            "rate .006, dropout .1": "{}, rate .006, dropout .1",
-            START: "{}, " + START,
-            "Mogrifier": "Mogrifier, {}",
-            "attention": "attention, {}",
-        },
-    ),
-}
-SHARED = {"ptb_small": ("softmax", "MoS ×4, K = 3")}  # labels of the baseline and of the whole lead
-SHORT = {  # tables with these labels only
-    "ptb_small, perplexity": (
-        *BASELINES,
-        "MoS ×1, K = 3",
-        "MoS ×4, K = 3",
-        "DOC ×4, 2 + 1 components of two layers",
-        f"softmax, {START}",
-        f"MoS ×4, K = 3, {START}",
-    ),
-    "switchboard_bleu, short": (
-        *BASELINES,
-        "MoS ×1, K = 3",
-        "MoS ×4, K = 3",
-        "CPR ×4, 20 and 100 likely words, words of the context, pointer",
-        f"softmax, {START}",
-        f"MoS ×4, K = 3, {START}",
-    ),
-}
-LEADS = {  # heading by file
-    "ptb_short": "Penn Treebank, 2,000 updates",
-    "ptb_small": "12,000",
-    "switchboard_short": "Switchboard, 500 updates",
-    "switchboard_bleu": "5,000",
-}
-TRIALS = {  # files by heading of a training of seed 1, by table
-    "ptb_trials": {
-        "rate .004": "ptb_trials_lr4",
-        "rate .008": "ptb_trials",
-        "rate .016": "ptb_trials_lr16",
-        "rate .008, dropout .1": "ptb_trials_dropout1",
-    },
-    "ptb_trials, full": {
-        "rate .008, dropout .2": "ptb_small",
-        "rate .004": "ptb_small_lr4",
-        "dropout .1": "ptb_small_dropout1",
-    },
-    "switchboard_trials": {
-        "rate .003": "switchboard_trials",
-        "rate .006": "switchboard_trials_lr6",
-        "rate .012": "switchboard_trials_lr12",
-        "rate .012, dropout .1": "switchboard_trials_lr12_dropout1",
-    },
-    "switchboard_trials, full": {
-        "rate .003, dropout .2": "switchboard_bleu",
-        "rate .006": "switchboard_bleu_lr6",
-        "dropout .1": "switchboard_bleu_dropout1",
-        "dropout .3": "switchboard_bleu_dropout3",
-        "rate .006, dropout .1": "switchboard_bleu_lr6_dropout1",
-    },
-    "ptb_trials, start": {"bias at zero": "ptb_trials", START: "ptb_trials_frequencies"},
-    "ptb_small, start": {"bias at zero": "ptb_small", START: "ptb_small_frequencies"},
-    "switchboard_bleu, start": {"bias at zero": "switchboard_bleu", START: "switchboard_bleu_frequencies"},
-}
-LEADING = {  # label and rank by end of the preset's name
-    "sigsoftmax": ("sigsoftmax", "full"),
-    "plif": ("PLIF", "full"),
-    "mos_k1_linear": ("softmax ×4", "E + 2"),
-    "mos_k1_scale1": ("MoS ×1, K = 1", "E + 2"),
-    "mos_k1": ("MoS ×4, K = 1", "E + 2"),
-    "moc_scale1": ("MoC ×1", "E + 2"),
-    "moc_learned_scale": ("MoC, learned factor", "E + 2"),
-    "moc": ("MoC ×4", "E + 2"),
-    "mos_scale1": ("MoS ×1", "full"),
-    "mos_learned_scale": ("MoS, learned factor", "full"),
-    "mos": ("MoS ×4", "full"),
-    "moss_scale1": ("MoSS ×1", "full"),
-    "moss_learned_scale": ("MoSS, learned factor", "full"),
-    "moss": ("MoSS ×4", "full"),
-    "doc": ("DOC ×4", "full"),
-    "mixtape": ("Mixtape ×4", "above E + 2"),
-    "mfs": ("MFS ×4", "full"),
-    "cpr": ("CPR ×4", "above E + 2"),
 }
 
 

@@ -19,7 +19,7 @@ from lm.heads.registry import HEADS
 from lm.studies.backward_figure import STYLE, relay_panel, spam_panel
 from lm.studies.bottleneck_figure import draw_bottleneck
 from lm.studies.copying_figure import draw_copying
-from pages.page_tables import LEADING
+from pages.compared import LEADING
 from pages.result_entries import entries_of, head_of
 from pages.study_tables import study_results
 

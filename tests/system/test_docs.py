@@ -99,7 +99,7 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    tried = importlib.import_module("pages.page_tables").TRIALS
+    tried = importlib.import_module("pages.compared").TRIALS
     drawn = {
         name for page in PAGES for name in re.findall(r"docs\.py table (.+?) -->", page.read_text("utf-8"))
     }

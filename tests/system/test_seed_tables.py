@@ -200,7 +200,7 @@ def test_a_lead_is_that_of_means_over_seeds() -> None:
 
 @pytest.mark.usefixtures("scripts")
 def test_every_pair_is_of_heads_of_its_table() -> None:
-    from pages.page_tables import PAIRS, TRIALS
+    from pages.compared import PAIRS, TRIALS
     from train_table import Table
 
     for file, pairs in PAIRS.items():
@@ -213,17 +213,20 @@ def test_every_pair_is_of_heads_of_its_table() -> None:
 @pytest.mark.usefixtures("scripts")
 def test_every_label_that_tables_ask_for_has_a_number() -> None:
     """A label that is spelt otherwise in the results would be left out, or shown as "not run"."""
-    from pages import page_tables as tables
+    from pages import compared
+    from pages.page_tables import trial_entries
     from pages.result_entries import entries_of
 
     folder, everywhere = ROOT / "results", set()
-    for file, pairs in tables.PAIRS.items():
-        entries = [*entries_of(folder, file), *tables.trial_entries(folder, file)]
+    for file, pairs in compared.PAIRS.items():
+        entries = [*entries_of(folder, file), *trial_entries(folder, file)]
         labels = {entry["label"] for entry in entries}
-        short = {label for name, chosen in tables.SHORT.items() if name.startswith(file) for label in chosen}
-        asked = {*tables.BASELINES, *tables.SETTINGS[file][0], *tables.SHARED.get(file, ()), *short}
+        short = {
+            label for name, chosen in compared.SHORT.items() if name.startswith(file) for label in chosen
+        }
+        asked = {*compared.BASELINES, *compared.SETTINGS[file][0], *compared.SHARED.get(file, ()), *short}
         assert asked | {label for pair in pairs for label in pair} <= labels, file
         everywhere |= labels
-    assert {label for pair in (*tables.STARTS, *tables.REMOVED) for label in pair} <= everywhere
-    presets = {entry["config"] for file in tables.LEADS for entry in entries_of(folder, file)}
-    assert all(any(preset.endswith(f"_{head}") for preset in presets) for head in tables.LEADING)
+    assert {label for pair in (*compared.STARTS, *compared.REMOVED) for label in pair} <= everywhere
+    presets = {entry["config"] for file in compared.LEADS for entry in entries_of(folder, file)}
+    assert all(any(preset.endswith(f"_{head}") for preset in presets) for head in compared.LEADING)

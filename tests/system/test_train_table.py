@@ -294,12 +294,15 @@ def test_a_table_may_have_the_heads_of_another(module: ModuleType, table: Path) 
 
 @pytest.mark.parametrize("path", sorted((SCRIPTS / "tables").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_head_of_a_table_has_a_preset_and_a_table_on_a_page(module: ModuleType, path: Path) -> None:
-    tables = importlib.import_module("pages.page_tables")
+    compared, tables = (
+        importlib.import_module("pages.compared"),
+        importlib.import_module("pages.table_columns"),
+    )
     table = module.Table.read(path)
     trainings = module.trainings(table, list(table.heads), table.seeds, Path("runs"))
     assert len(trainings) == len(table.heads) * len(table.seeds)
     drawn = {file for file, _, _ in tables.TABLES.values()}
-    drawn |= {file for files in tables.TRIALS.values() for file in files.values()}
+    drawn |= {file for files in compared.TRIALS.values() for file in files.values()}
     assert {path.stem, *(f"{path.stem}_{trial}" for trial in table.trials)} <= drawn
 
 
