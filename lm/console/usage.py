@@ -113,7 +113,8 @@ def _instead(unknown: str, options: list[str], context: Any) -> str:
     """Words on what replaces an unknown option: the one of the same purpose, or else the nearest name."""
     if unknown == "--data" and "--set" in options:
         return "; name the texts with " + " ".join(f"--set data.{split}=…" for split in SPLITS)
-    if unknown in _SAME and any(parameter.metavar == "DIR" for parameter in context.command.params):
+    arguments = [one for one in context.command.params if one.param_type_name == "argument"]
+    if unknown in _SAME and any(one.metavar == "DIR" for one in arguments):
         return f"; write the folder without an option{_examples(context)}"
     same = _SAME.get(unknown)
     return f"; did you mean {same}?" if same in options else did_you_mean(unknown, options)
