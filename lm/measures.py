@@ -44,8 +44,8 @@ def guessing_note(nll: float, words: int) -> str:
     found = f"warning: a perplexity of {number('perplexity', perplexity(nll))} is"
     if not learnt(nll, words):
         return (
-            f"{found} more than twice that of guessing among {words:,} words: the training has diverged;"
-            " choose another checkpoint, or lower optim.lr"
+            f"{found} more than twice that of guessing among {words:,} words; choose another checkpoint or"
+            " text, or train with a lower optim.lr"
         )
     return f"{found} near guessing among {words:,} words; train longer, or with another optim.lr"
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Protocol
@@ -52,7 +53,7 @@ def split_of_run(data: NamedSplits, name: str, instead: str = "") -> str:
     DataError with the key of the split if a file or folder is missing.
     """
     source: str = getattr(data, name)
-    if ":" in source or (source and _exists(source)):
+    if ":" in source or (source and _exists(source, os.lstat)):
         return source
     if not source:
         raise DataError(f"data.{name} of the run's config is empty; {instead or 'train with one'}")
@@ -72,7 +73,7 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
         source: str = getattr(data, name)
         if not source:
             raise DataError(f"data.{name} is empty; name a corpus, in the config or with --set data.{name}=…")
-        if not source.startswith(_MADE_UP) and not _exists(source):
+        if not source.startswith(_MADE_UP) and not _exists(source, os.stat):
             own = f"train on a file of your own with: {instead}" if instead else ""
             raise missing(source, command, own or f"name yours with --set data.{name}=…")
     return [
@@ -83,10 +84,10 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
     ]
 
 
-def _exists(source: str) -> bool:
-    """True for a file, a folder, or a link. Raises DataError if a folder of the path may not be read."""
+def _exists(source: str, look: Callable[[str], object]) -> bool:
+    """True if ``look`` finds a source. Raises DataError if a folder of the path may not be read."""
     try:
-        os.lstat(source)
+        look(source)
     except PermissionError as error:
         raise DataError(f"{source}: cannot be read ({error.strerror}); check path and permissions") from error
     except (OSError, ValueError):

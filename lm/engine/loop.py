@@ -222,7 +222,7 @@ class _Engine(Generic[BatchT]):
         last = self.progress.judged
         warning = guessing_note(best_nll, words)
         if not warning and last is not None and not learnt(last, words):
-            warning = f"{guessing_note(last, words)}. It is of the last validation; the best is kept"
+            warning = f"{guessing_note(last, words)}. It is that of the last validation; the best is kept"
         if warning:
             self.report(Note(warning))
 

@@ -353,5 +353,5 @@ def test_a_last_validation_beyond_guessing_is_told(first: float, last: float, to
     with run_folder() as folder, open_run(folder) as run:
         fit(task, TrainConfig(max_steps=2, validate_every=1), OptimConfig(), run, notes, words=11)
     found = [line for line in notes.lines if "more than twice that of guessing among 11 words" in line]
-    assert found == [line for line in found if line.endswith("of the last validation; the best is kept")]
+    assert found == [line for line in found if line.endswith("that of the last validation; the best is kept")]
     assert len(found) == told

@@ -340,11 +340,18 @@ def test_a_missing_text_of_the_config_is_named_by_its_key(
         assert str(error.value) == end
 
 
+def test_a_training_text_behind_a_broken_link_is_absent(tmp_path: Path) -> None:
+    (tmp_path / "text").symlink_to("nowhere")
+    with pytest.raises(DataError, match="text: no such file or folder; check the path"):
+        require_splits(DataConfig(train=str(tmp_path / "text")), "lm prepare")
+
+
 def test_a_split_in_a_folder_without_permission_is_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr("os.lstat", denied)
+    monkeypatch.setattr("os.stat", denied)
     for act in (
         lambda: split_of_run(DataConfig(valid="/a/b"), "valid"),
         lambda: require_splits(DataConfig(train="/a/b"), "lm prepare"),
