@@ -13,7 +13,7 @@ import torch
 from lm.analysis.components import components_of_run
 from lm.analysis.opened import text_of
 from lm.arrays import Floats
-from lm.config.named_data import require_splits, split_of_run
+from lm.config.named_data import split_of_run
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language import refinements
 from lm.language.config import DataConfig
@@ -338,26 +338,6 @@ def test_a_missing_text_of_the_config_is_named_by_its_key(
         with pytest.raises(DataError) as error:
             split_of_run(DataConfig(valid=source), "valid")
         assert str(error.value) == end
-
-
-def test_a_training_text_behind_a_broken_link_is_absent(tmp_path: Path) -> None:
-    (tmp_path / "text").symlink_to("nowhere")
-    with pytest.raises(DataError, match="text: no such file or folder; check the path"):
-        require_splits(DataConfig(train=str(tmp_path / "text")), "lm prepare")
-
-
-def test_a_split_in_a_folder_without_permission_is_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(path: str) -> None:
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr("os.lstat", denied)
-    monkeypatch.setattr("os.stat", denied)
-    for act in (
-        lambda: split_of_run(DataConfig(valid="/a/b"), "valid"),
-        lambda: require_splits(DataConfig(train="/a/b"), "lm prepare"),
-    ):
-        with pytest.raises(DataError, match=r"/a/b: cannot be read \(Permission denied\); check path"):
-            act()
 
 
 @pytest.mark.parametrize("independent", [False, True])
