@@ -4,8 +4,9 @@ With the output bias at zero, the contexts of a mixture may learn the frequencie
 have nearly the same contexts, at the ends of tanh, and the layers below learn nothing for a while.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,20 +28,10 @@ class ContextWatch:
     """
 
     def __init__(self, head: Head | None) -> None:
-        self._layers: list[nn.Module] = []
+        self.layers: list[nn.Module] = []
         if head is not None and head.latent is not None and head.config.context_activation == "tanh":
-            self._config, self._layers = head.config, [head.latent, *head.lower]
-        self._sums, self._counts = [0.0] * len(self._layers), [0] * len(self._layers)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Context manager in which the head is watched."""
-        hooks = [layer.register_forward_hook(self._adding(at)) for at, layer in enumerate(self._layers)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+            self._config, self.layers = head.config, [head.latent, *head.lower]
+        self._sums, self._counts = [0.0] * len(self.layers), [0] * len(self.layers)
 
     @property
     def derivative(self) -> float:
@@ -66,23 +57,23 @@ class ContextWatch:
             f" If this lasts, train another run with {' or '.join(_remedies(self._config, trained=trained))}"
         )
 
-    def _adding(self, at: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        """A forward hook that adds the results of a layer, which are the inputs of tanh."""
-
-        def add(layer: nn.Module, inputs: Any, results: Tensor) -> None:
-            derivatives = 1 - torch.tanh(precise(results.detach())).square()
-            self._sums[at] += float(derivatives.sum(dtype=torch.float64))
-            self._counts[at] += results.numel()
-
-        return add
+    def add(self, at: int, layer: nn.Module, inputs: Any, results: Tensor) -> None:
+        """Add the results of layer ``at``, the inputs of its tanh: a forward hook once ``at`` is bound."""
+        derivatives = 1 - torch.tanh(precise(results.detach())).square()
+        self._sums[at] += float(derivatives.sum(dtype=torch.float64))
+        self._counts[at] += results.numel()
 
 
 @contextmanager
 def watched_contexts(model: nn.Module) -> Iterator[ContextWatch]:
     """Watch the contexts of the head of a model while it runs. The gates of Mixtape are no contexts."""
     watch = ContextWatch(next((part for part in model.modules() if isinstance(part, Head)), None))
-    with watch.running():
+    hooks = [layer.register_forward_hook(partial(watch.add, at)) for at, layer in enumerate(watch.layers)]
+    try:
         yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _remedies(config: HeadConfig, *, trained: bool) -> list[str]:

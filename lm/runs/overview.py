@@ -51,10 +51,8 @@ def run_row(run: Path) -> dict[str, Any]:
         if progress and progress.get("best"):
             nll, step = progress["best"][0]
             row |= {"best perplexity": perplexity(float(nll)), "at step": int(step)}
-        lost = ", without checkpoints" if lost_checkpoints(run) else ""
-        stuck = ", contexts saturated" if _saturated(run) else ""
-        whole = "" if changed else _state(run, config["train"], progress) + lost + stuck
-        row["state"] = whole or f"damaged: {changed}"
+        damage = changed and f"damaged: {changed}"
+        row["state"] = damage or _state(run, config["train"], progress) + _remarks(run)
     except (HighrankError, KeyError, TypeError, ValueError, IndexError) as error:
         row["state"] = f"damaged: {error}" if isinstance(error, HighrankError) else "damaged"
     newest = max((stat.st_mtime for stat in stats), default=time.time())
@@ -88,6 +86,12 @@ def _log(run: Path) -> list[bytes]:
     """Lines of the log of a run; [] without one."""
     path = run / LOG
     return read_file(path, limit=LOG_LIMIT).splitlines() if path.is_file() else []
+
+
+def _remarks(run: Path) -> str:
+    """Additions to the state of an undamaged run in a table."""
+    lost = ", without checkpoints" if lost_checkpoints(run) else ""
+    return lost + (", contexts saturated" if _saturated(run) else "")
 
 
 def _saturated(run: Path) -> bool:
