@@ -1,9 +1,10 @@
 """Limits of a training: updates, passes, minutes, and validations without improvement."""
 
 import math
+from collections.abc import Iterator
 
 from lm.engine.averaging import nonmonotonic
-from lm.engine.config import TrainConfig
+from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Goal
 from lm.engine.state import Progress
 from lm.errors import ConfigError
@@ -14,6 +15,21 @@ def require_end(train: TrainConfig) -> None:
     if not any((train.max_steps, train.max_epochs, train.max_minutes, train.patience, train.stop_trigger)):
         limits = "train.max_steps, train.max_epochs, train.max_minutes, train.patience or train.stop_trigger"
         raise ConfigError(f"the config has no limit, so training would never end; set {limits}")
+
+
+def unreached(train: TrainConfig, optim: OptimConfig) -> Iterator[str]:
+    """Notes on updates of the schedule and the average that ``train.max_steps`` leaves out."""
+    decays = optim.schedule in ("cosine", "one_cycle")
+    averages = optim.average != "none" and not (optim.average_trigger or optim.average_patience)
+    ends = {
+        "warmup_steps": (optim.warmup_steps, "the rate does not rise to optim.lr"),
+        "decay_steps": (optim.decay_steps * decays, "the rate does not fall to its lowest"),
+        "average_start": ((optim.average_start + 1) * averages, "no weights are averaged"),
+    }
+    for key, (least, effect) in ends.items():
+        if 0 < train.max_steps < least:
+            value = getattr(optim, key)
+            yield f"optim.{key} = {value}: training ends at train.max_steps = {train.max_steps}, so {effect}"
 
 
 def limit_reached(train: TrainConfig, progress: Progress, seconds: float) -> str:

@@ -16,7 +16,7 @@ from lm.disk.jsonfile import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device, flushed_denormals, load_note
 from lm.engine.events import Note, Reporter, no_report
-from lm.engine.limits import require_end
+from lm.engine.limits import require_end, unreached
 from lm.engine.loop import FitResult, Task, Verdict, fit
 from lm.engine.memory import require_memory
 from lm.engine.rng import seed_everything
@@ -143,7 +143,7 @@ def _train(
     place = Place(folder, device, described, begun)
     ready = group.every(lambda: family.task(config, codec, data, place))
     busy = load_note() if device.type == "cpu" else ""
-    for note in filter(None, (busy, *ready.notes)):
+    for note in filter(None, (busy, *ready.notes, *unreached(config.train, config.optim))):
         report(Note(note))
     hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)
