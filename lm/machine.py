@@ -9,12 +9,41 @@ _GROUPS = Path("/sys/fs/cgroup")  # the control groups of the system
 _OWN = Path("/proc/self/cgroup")  # names of those of this process
 
 
-def usable_processors() -> int:
-    """Number of processors that this process may use, by its affinity where the system has one."""
+def visible_processors() -> int:
+    """Number of processors that this process may run on, by its affinity where the system has one."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         return os.cpu_count() or 1
+
+
+def usable_processors() -> int:
+    """Number of processors that keep this process busy: the visible ones, or fewer by its control groups."""
+    count, share = visible_processors(), processor_share()
+    return count if share is None else max(1, min(count, round(share)))
+
+
+def processor_share() -> float | None:
+    """Processors whose time the control groups of this process allow; None without a limit."""
+    found = list[float]()
+    for folder in (*control_groups("cpu"), _GROUPS, _GROUPS / "cpu"):  # the last two without /proc
+        for read in (_quota, _quota_of_version_1):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                quota, period = read(folder)
+                if quota > 0 and period > 0:  # -1: no limit, in version 1
+                    found.append(quota / period)
+    return min(found, default=None)
+
+
+def _quota(group: Path) -> tuple[int, int]:
+    """Microseconds of processor time in a period of microseconds."""
+    quota, period = (group / "cpu.max").read_text().split()
+    return int(quota), int(period)
+
+
+def _quota_of_version_1(group: Path) -> tuple[int, int]:
+    quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    return quota, period
 
 
 def memory_limit() -> int:

@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -21,7 +20,7 @@ from lm.disk.filelock import FileLock, cannot_lock, held
 from lm.disk.storage import readable, temporary_folder, write_atomic
 from lm.errors import HighrankError, visible
 from lm.libraries import required_libraries
-from lm.machine import control_groups, memory_limit, usable_processors
+from lm.machine import memory_limit, usable_processors, visible_processors
 
 State = Literal["ok", "warning", "problem"]
 _ROOM = 1 << 30  # bytes of disk space and memory that small models need
@@ -98,27 +97,16 @@ def _versions() -> Iterator[Diagnosis]:
 
 def _processors() -> Iterator[Diagnosis]:
     """Processors of this process, against the threads that OMP_NUM_THREADS asks for."""
-    count, quota = usable_processors(), _quota()
-    usable = count if quota is None else max(1, min(count, round(quota)))
+    usable = usable_processors()
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     says = f"{usable} usable of {os.cpu_count()}, OMP_NUM_THREADS {wanted or 'unset'}"
     if wanted and not wanted.isdecimal():
         yield Diagnosis("processors", "warning", says, "set OMP_NUM_THREADS to a number, or unset it")
-    elif (int(wanted) if wanted else count) > usable:
+    elif (int(wanted) if wanted else visible_processors()) > usable:
         remedy = f"export OMP_NUM_THREADS={usable}: more threads than processors are slow"
         yield Diagnosis("processors", "warning", says, remedy)
     else:
         yield Diagnosis("processors", "ok", says)
-
-
-def _quota() -> float | None:
-    """Processors that the control group allows; None without a limit."""
-    found = list[float]()
-    for folder in control_groups("cpu"):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
-            limit, period = (folder / "cpu.max").read_text().split()
-            found.append(int(limit) / int(period))
-    return min(found, default=None)
 
 
 def _memory() -> Iterator[Diagnosis]:

@@ -10,7 +10,7 @@ import torch
 
 from lm.engine.config import TrainConfig
 from lm.errors import ConfigError
-from lm.machine import usable_processors
+from lm.machine import visible_processors
 
 
 def configure_device(train: TrainConfig) -> torch.device:
@@ -54,7 +54,7 @@ def flushed_denormals() -> Iterator[None]:
 def load_note() -> str:
     """A hint on ``train.threads`` if torch has several threads and other work takes a processor or more."""
     try:
-        load, processors = os.getloadavg()[0], usable_processors()
+        load, processors = os.getloadavg()[0], visible_processors()
     except OSError:  # unknown on this system
         return ""
     if torch.get_num_threads() == 1 or load < processors + 1:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lm import machine
-from lm.machine import control_groups, memory_limit
+from lm.machine import control_groups, memory_limit, processor_share, usable_processors
 
 JOB = "user.slice/job_7"
 
@@ -55,14 +55,39 @@ def test_a_name_of_any_bytes_is_read(groups: Path) -> None:
     assert memory_limit() == 5000
 
 
-def test_the_share_of_processors_is_the_least_of_all_groups(groups: Path) -> None:
-    from lm.doctor.checks import _quota
+@pytest.mark.parametrize(
+    ("own", "root", "free", "limited"),
+    [
+        (f"0::/{JOB}\n", "", {"cpu.max": "max 100000"}, {"cpu.max": "150000 100000"}),
+        (
+            f"4:cpu,cpuacct:/{JOB}\n0::/\n",
+            "cpu,cpuacct",
+            {"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"},
+            {"cpu.cfs_quota_us": "75000\n", "cpu.cfs_period_us": "50000\n"},
+        ),
+    ],
+)
+def test_the_share_of_processors_is_the_least_of_all_groups(
+    groups: Path, own: str, root: str, free: dict[str, str], limited: dict[str, str]
+) -> None:
+    machine._OWN.write_text(own)
+    assert processor_share() is None
+    for name, text in free.items():
+        limit(groups / root / JOB, name, text)
+    assert processor_share() is None
+    for name, text in limited.items():
+        limit(groups / root / "user.slice", name, text)
+    assert processor_share() == 1.5
 
-    machine._OWN.write_text(f"0::/{JOB}\n")
-    assert _quota() is None
-    limit(groups / JOB, "cpu.max", "max 100000")
-    limit(groups / "user.slice", "cpu.max", "150000 100000")
-    assert _quota() == 1.5
+
+@pytest.mark.parametrize(("share", "usable"), [("10000", 1), ("240000", 2), ("900000", 4)])
+def test_processors_are_usable_up_to_the_share_and_one_at_least(
+    groups: Path, monkeypatch: pytest.MonkeyPatch, share: str, usable: int
+) -> None:
+    monkeypatch.setattr(machine, "visible_processors", lambda: 4)
+    assert usable_processors() == 4
+    limit(groups, "cpu.max", f"{share} 100000")
+    assert usable_processors() == usable
 
 
 def test_a_system_without_groups_has_no_limit_of_theirs(groups: Path) -> None:
