@@ -2,21 +2,24 @@
 
 python scripts/results_table.py --name test+test_multi_ref runs/small/*
 python scripts/results_table.py --name test runs/ptb/* --analysis rank.json divergence.json
+python scripts/results_table.py results/ptb_small.json
 
 Runs of one model are in folders NAME-SEED. Columns are the results that all runs have. ``--analysis`` adds
 what ``lm analyze NAME … --json NAME.json`` wrote. ``--json FILE --machine TEXT`` also writes the numbers in
-the form of results/*.json, from which scripts/docs.py draws the tables of the pages.
+the form of results/*.json, from which scripts/docs.py draws the tables of the pages. Of such a file, the
+table has a row for each entry: config and hash, seeds, machine, date, and every single number.
 """
 
 import json
 import shlex
 import sys
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from command_line import Options, run_script
 from pages.result_entries import (
@@ -36,9 +39,11 @@ from pages.table_forms import markdown, mean_of
 from lm.config.settings import COMMAND_LINE
 from lm.disk.jsonfile import read_json, write_json
 from lm.errors import require
+from lm.numbers import NOTHING, number
 from lm.runs.inputs import CONFIG
 from lm.runs.pooling import FREE_KEYS
 
+PROVENANCE = ("label", "config", "config_sha256", "seeds", "machine", "torch", "date")  # keys of an entry
 COLUMNS = {  # form and name of the number by heading
     "valid ppl": (".2f", "valid_perplexity"),
     "perplexity": (".2f", "test_perplexity"),
@@ -97,14 +102,35 @@ def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], m
     )
 
 
-def main() -> None:
-    parser = Options(__doc__)
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--name", required=True, help="which evaluation, as named in RUN/evaluation")
-    parser.add_argument("--analysis", nargs="*", type=Path, default=[], help="JSON files of lm analyze")
-    parser.add_argument("--json", type=Path, help="write the numbers there, in the form of results/*.json")
-    parser.add_argument("--machine", default="", help="the machine that trained the runs, for --json")
-    options = parser.parse_args()
+def table_of_file(path: Path) -> str:
+    """Entries of a file of results, with every single number that one of them has."""
+    found: Any = read_json(path)
+    entries = found.get("entries") if isinstance(found, dict) else None
+    require(bool(entries), f"{path}: has no entries; name a file of results, or runs with --name")
+    names = {name: None for one in entries for name, value in one["numbers"].items() if is_number(value)}
+    rows = [
+        [
+            *(str(one.get(key, NOTHING)) for key in PROVENANCE),
+            *(single(name, one["numbers"].get(name)) for name in names),
+        ]
+        for one in entries
+    ]
+    return markdown([*PROVENANCE, *names], rows)
+
+
+def single(name: str, value: object) -> str:
+    """A number, or a dash for a series, a mapping or none."""
+    return number(name, value) if is_number(value) else NOTHING
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """False for a series, a mapping or none."""
+    return isinstance(value, int | float)
+
+
+def table_of_runs(options: Namespace) -> str:
+    """Models of runs, a row each; ``--json`` also writes their entries."""
+    require(options.name, "name the evaluation of the runs with --name")
     require(not options.json or options.machine, "--json: name the machine with --machine TEXT")
     unknown = [path for path in options.analysis if path.stem not in ANALYSED]
     require(not unknown, f"--analysis: name each file as its analysis: {', '.join(ANALYSED)}")
@@ -117,17 +143,32 @@ def main() -> None:
         model = run.name.removesuffix(f"-{result['seed']}")
         models[model].append(result)
         folders[model].append(run)
-    rows = []
-    for model, found in models.items():
-        cells = [cell(column, [shown(one, column) for one in found]) for column in columns]
-        seeds = ", ".join(str(result["seed"]) for result in found)
-        rows.append([model, f"{found[0]['parameters']:,}", seeds, *cells])
-    print(markdown(["model", "parameters", "seeds", *columns], rows))
     if options.json:
         entries = [
             entry_of_runs(model, folders[model], found, options.machine) for model, found in models.items()
         ]
         write_json(options.json, {"about": f"evaluation {options.name}", "entries": entries})
+    rows = []
+    for model, found in models.items():
+        cells = [cell(column, [shown(one, column) for one in found]) for column in columns]
+        seeds = ", ".join(str(result["seed"]) for result in found)
+        rows.append([model, f"{found[0]['parameters']:,}", seeds, *cells])
+    return markdown(["model", "parameters", "seeds", *columns], rows)
+
+
+def main() -> None:
+    parser = Options(__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="runs, or files of results")
+    parser.add_argument("--name", default="", help="which evaluation of runs, as named in RUN/evaluation")
+    parser.add_argument("--analysis", nargs="*", type=Path, default=[], help="JSON files of lm analyze")
+    parser.add_argument("--json", type=Path, help="write the numbers there, in the form of results/*.json")
+    parser.add_argument("--machine", default="", help="the machine that trained the runs, for --json")
+    options = parser.parse_args()
+    if all(path.suffix == ".json" for path in options.runs):
+        require(not (options.name or options.analysis or options.json), "a file of results takes no options")
+        print("\n\n".join(map(table_of_file, options.runs)))
+    else:
+        print(table_of_runs(options))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,19 @@
 python scripts/study_results.py runs/bottleneck.json --machine '2-core AMD EPYC' --out results/bottleneck.json
 
 Studies are `lm bottleneck` and `lm reverse-copy`. Each file becomes an entry, labelled by the name of the
-file. Its numbers are the result of the command.
+file. Its numbers are the result of the command. The hash of its config is that of all settings but the seeds.
 """
 
 import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from command_line import Options, run_script
+from pages.result_entries import sha256_of
 
-from lm.disk.jsonfile import read_json, write_json
+from lm.disk.jsonfile import JSON, read_json, write_json
 from lm.errors import require
 
 ABOUT = {  # by command
@@ -32,6 +34,7 @@ def study_entry(path: Path, machine: str) -> dict[str, Any]:
     return {
         "label": path.stem,
         "config": command,
+        "config_sha256": settings_sha256(found["settings"]),
         "command": found["command"],
         "seeds": found["settings"]["seeds"],
         "machine": machine,
@@ -39,6 +42,11 @@ def study_entry(path: Path, machine: str) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "numbers": {key: found[key] for key in MEASURED if key in found},
     }
+
+
+def settings_sha256(settings: Mapping[str, JSON]) -> str:
+    """Hash of the settings of a study, for all seeds."""
+    return sha256_of({key: value for key, value in settings.items() if key != "seeds"})
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Entries of the files of results, results/*.json.
 
 A file of results has ``about`` and ``entries``. An entry has a label, the config and its settings, the
-command, seeds, machine, version of torch, date, and numbers. That of a training has the hash of its config,
-and one of scripts/train_table.py the nats of the units of the text.
+command, seeds, machine, version of torch, date, and numbers. It has the hash of its config, unless it is a
+timing, whose sizes are in its label and command. One of scripts/train_table.py has the nats of the units of
+the text.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dialog.config import DialogConfig
-from lm.disk.jsonfile import canonical_json, parse_json, read_json
+from lm.disk.jsonfile import JSON, canonical_json, parse_json, read_json
 from lm.disk.storage import read_file
 from lm.errors import require
 from lm.language.config import LmConfig
@@ -213,4 +214,9 @@ def config_sha256(config: LmConfig | DialogConfig) -> str:
         for key, value in keys.items()
         if f"{section}.{key}" not in FREE_KEYS - HASHED and section != "decode"  # the evaluation has these
     }
-    return hashlib.sha256(canonical_json(kept)).hexdigest()[:16]
+    return sha256_of(kept)
+
+
+def sha256_of(settings: Mapping[str, JSON]) -> str:
+    """The first 16 hexadecimal digits of the hash of settings in canonical JSON."""
+    return hashlib.sha256(canonical_json(settings)).hexdigest()[:16]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lm.bootstrap import FEWEST_UNITS, Interval, Resamples
+from lm.console.options import RESAMPLES
 from lm.errors import require
 from lm.runs.contrasts import Contrasts, ScoreSums, SeedSpread, means
 from lm.runs.pooling import pairwise_groups
@@ -15,7 +16,6 @@ from pages.table_forms import LEAST_P, Number, markdown, mean_of, p_text
 
 Entry = Mapping[str, Any]
 SERIES = ("valid_curve", "over_training")  # numbers by update, which no table over seeds has
-RESAMPLES = 10_000
 # Least p-value at which spreads count as alike. Few seeds seldom show a difference, so that .05 would let
 # unlike ones pass; Bancroft (1964) advises .25 for such a test before another.
 ALIKE = 0.25

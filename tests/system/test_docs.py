@@ -95,6 +95,12 @@ def test_generated_parts_are_up_to_date() -> None:
     assert run_script(SCRIPTS / "docs.py", "--check") == ""
 
 
+TIMINGS = {  # files of results whose entries have sizes in the label and command, and no config
+    *("exchange", "loss_memory", "scale", "serve", "trunks"),
+    *("speed", "speed_epyc", "speed_gpu"),
+}
+
+
 def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,6 +115,8 @@ def test_every_table_of_results_is_on_a_page_and_every_file_has_its_fields(
     assert own | {file for columns in tried.values() for file in columns.values()} == set(files)
     fields = {"label", "config", "command", "seeds", "machine", "torch", "date", "numbers"}
     optional = {"settings", "config_sha256", "measured", "units"}
+    hashed = {file: {"config_sha256" in entry for entry in found["entries"]} for file, found in files.items()}
+    assert {file for file, found in hashed.items() if found != {True}} == TIMINGS
     for results in files.values():
         assert results["about"]
         assert all(set(entry) - optional == fields for entry in results["entries"])
@@ -156,10 +164,18 @@ def test_a_published_number_has_the_hash_of_its_config(monkeypatch: pytest.Monke
             if hashes:
                 assert entry["config_sha256"].split(", ") == hashes, (name, entry["label"])
                 trained.update(hashes)
-    for name in ("comparisons", "decoding"):
+    for name in ("comparisons", "decoding", "recovery"):
         for entry in files[name]["entries"]:
             assert trained.issuperset(entry["config_sha256"].split(", ")), (name, entry["label"])
     assert len(trained) > 100
+
+
+def test_a_study_has_the_hash_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    hashed = importlib.import_module("study_results").settings_sha256
+    for name in ("backward", "bottleneck", "reverse_copy", "spam"):
+        for entry in json.loads((ROOT / f"results/{name}.json").read_text("utf-8"))["entries"]:
+            assert entry["config_sha256"] == hashed(entry["numbers"]["settings"]), (name, entry["label"])
 
 
 def p_values(text: str) -> list[str]:

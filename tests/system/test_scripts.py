@@ -93,6 +93,27 @@ def test_results_table_writes_numbers_that_the_pages_can_show(
     assert {key for _, key, _ in columns} <= set(entry["numbers"])
 
 
+def test_results_table_shows_where_each_number_of_a_file_is_from(tmp_path: Path) -> None:
+    """A dash is a number that an entry lacks. A series of numbers has no column."""
+    made = {"config": "c", "config_sha256": "ab", "seeds": [1], "machine": "m", "torch": "2", "date": "d"}
+    numbers = {"a": {"test_perplexity": 50.25, "valid_curve": [[1, 9.0]]}, "b": {"rank": 1200}}
+    entries = [made | {"label": label, "numbers": found} for label, found in numbers.items()]
+    (tmp_path / "found.json").write_text(json.dumps({"about": "two", "entries": entries}))
+    header, _, *rows = run_script(SCRIPTS / "results_table.py", tmp_path / "found.json").splitlines()
+    assert header.split(" | ")[-3:] == ["date", "test_perplexity", "rank |"]
+    assert rows == [
+        "| a | c | ab | [1] | m | 2 | d | 50.25 | – |",
+        "| b | c | ab | [1] | m | 2 | d | – | 1,200 |",
+    ]
+    (tmp_path / "lacking.json").write_text("{}")
+    for given, said in (
+        (("lacking.json",), "has no entries"),
+        (("found.json", "--name", "test"), "no options"),
+    ):
+        code, _, err = ended_script(SCRIPTS / "results_table.py", tmp_path / given[0], *given[1:])
+        assert (code, said in err, err.count("\n")) == (2, True, 1)
+
+
 def test_results_table_has_the_learned_factor_of_the_evaluated_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
