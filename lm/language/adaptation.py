@@ -30,7 +30,7 @@ from lm.errors import DataError, DivergenceError, require
 from lm.heads.states import Layers
 from lm.language.config import WindowConfig
 from lm.language.model import LanguageModel
-from lm.language.scoring import require_distribution
+from lm.language.scoring import require_distribution, windows_of
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids, Streams
 from lm.steps import OnAdvance, OnProgress, no_advance, no_progress
@@ -40,7 +40,7 @@ Scaling = Literal["normalised", "original", "elements"]
 
 ADAPT_LENGTH = 5  # tokens of a window
 STREAMS = 100  # batch size for statistics of the training data
-_CHECKED = 200  # windows between checks for a diverged loss
+_CHECKED = 200  # windows between tests of the losses and of a sum of probabilities
 _HOPELESS = 700.0  # nats a token; exp(700) is close to the largest float64
 
 
@@ -195,18 +195,18 @@ class Adaptation:
     def nll(self, ids: Ids, advance: OnAdvance = no_advance) -> Floats:
         """−log P of every token in nats before its window is learnt, (N,), or (N − 1,) for ``paper``.
 
-        DivergenceError if a loss is not finite. Every 200 windows, also if the probabilities for a target do
-        not sum to one.
+        DivergenceError if a loss is not finite. Every 200 windows and at the last one, also if the
+        probabilities for a target do not sum to one.
         """
         losses: list[Tensor] = []
+        last = windows_of(ids, self.setting.window, paper=self.paper)
         with closing(self.windows(ids)) as windows:
             for window in windows:
                 losses.append(window.nll)
-                if len(losses) % _CHECKED == 0:
+                if len(losses) % _CHECKED == 0 or len(losses) == last:
                     _require_finite(losses[-_CHECKED:], self.setting)
                     self._require_distribution(window)
                 advance(len(window.targets))
-        _require_finite(losses, self.setting)
         return torch.cat(losses).double().cpu().numpy()
 
     def _require_distribution(self, window: AdaptedWindow) -> None:

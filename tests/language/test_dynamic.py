@@ -364,8 +364,12 @@ def test_as_the_papers_the_divisor_is_what_is_scored(tmp_path: Path, monkeypatch
     assert result.static.tokens == scored + 1
 
 
-def test_sums_of_probabilities_are_tested_while_the_model_adapts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.language.adaptation._CHECKED", 2)
+@pytest.mark.parametrize("checked", [2, 1000])
+def test_sums_of_probabilities_are_tested_while_the_model_adapts(
+    checked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the last window at the latest, so that a short text is tested too."""
+    monkeypatch.setattr("lm.language.adaptation._CHECKED", checked)
     trained = tiny_lm()
     adapted = Adaptation(trained, statistics_of(trained), DynamicSetting(0, 0))
     assert len(adapted.nll(ids_of(trained, 40))) == 40
