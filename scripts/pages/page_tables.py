@@ -22,7 +22,7 @@ from pages.compared import (
 from pages.result_entries import entries_of, head_of
 from pages.seed_tables import SeedTests, by_label
 from pages.study_tables import study_tables
-from pages.table_columns import TABLES
+from pages.table_columns import SPREAD, TABLES
 from pages.table_forms import Column, markdown, mean_of
 
 
@@ -73,9 +73,28 @@ def page_tables(folder: Path) -> dict[str, str]:
         tables[f"{file}, settings"] = tried.grid(BASELINES[0], *SETTINGS[file])
         if file in SHARED:
             tables[f"{file}, shares"] = tests.shares(*SHARED[file])
+    spread = over_training(entries_of(folder, "ptb_gradient"), SPREAD)
     of_trials = {name: trials(folder, files) for name, files in TRIALS.items()}
     of_trials["ptb_trials, seeds"] = trial_seeds(folder, TRIALS["ptb_trials"])
-    return tables | of_trials | {"ptb_small, leads": leads(folder)} | study_tables(folder)
+    others = {"ptb_small, leads": leads(folder), "ptb_gradient, over training": spread}
+    return tables | of_trials | others | study_tables(folder)
+
+
+def over_training(entries: list[Any], columns: tuple[Column, ...]) -> str:
+    """Numbers of the stored checkpoints by update, and those at the end, which an entry has beside them."""
+    series = {}
+    for entry in entries:
+        numbers = entry["numbers"]
+        series[entry["label"]] = {**numbers["over_training"], str(numbers["best_at"]): numbers}
+    first, *later = dict.fromkeys(update for own in series.values() for update in own)
+    heads = ["head"]
+    for title, _, _ in columns:
+        heads += [f"{title}, update {first}", *(f"{int(update):,}" for update in later)]
+    rows = [
+        [label, *(form(own[update][key]) for _, key, form in columns for update in (first, *later))]
+        for label, own in series.items()
+    ]
+    return markdown(heads, rows)
 
 
 def trial_entries(folder: Path, file: str) -> list[Any]:

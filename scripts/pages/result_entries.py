@@ -81,6 +81,8 @@ ANALYSED: dict[str, dict[str, Keys]] = {  # the same of one checkpoint, by analy
     "unargmaxable": {
         "unargmaxable": ("unargmaxable",),
         "unargmaxable_free": ("unargmaxable_free",),
+        "undecided": ("undecided",),
+        "undecided_free": ("undecided_free",),
     },
 }
 MEASUREMENTS = NUMBERS | {

@@ -70,6 +70,10 @@ GEOMETRY: tuple[Column, ...] = (
     ("of 200 histories", "histories_rank_without_future", fixed(0)),
     ("with 4 futures", "histories_rank_with_futures", fixed(0)),
 )
+SPREAD: tuple[Column, ...] = (  # over training
+    ("anisotropy of states", "anisotropy_of_states", fixed(2)),
+    ("effective rank of contexts", "effective_rank_of_contexts", fixed(0)),
+)
 # name of the table: file, heading of the labels, columns
 TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "demo": ("demo", "head", KNOWN_TRUTH),
