@@ -16,13 +16,15 @@ from pages.table_forms import markdown
 def study_tables(folder: Path) -> dict[str, str]:
     """Tables in Markdown by name; StorageError where a file cannot be read."""
     sweeps, *longer = study_results(folder, "bottleneck")
-    by_size, _, by_components, *_ = [one for one in bottleneck_tables(sweeps) if isinstance(one, Table)]
+    by_size, _, by_components, *_ = printed(sweeps)
+    few_words, *_ = printed(*study_results(folder, "bottleneck_26"))
     [backward] = study_results(folder, "backward")
     [copies] = study_results(folder, "reverse_copy")
     nats, exact = (one for one in copying_tables(copies) if isinstance(one, Table))
     tables = {
         "bottleneck, sizes": by_size,
         "bottleneck, components": by_components,
+        "bottleneck_26": few_words,
         "bottleneck, updates": over_updates([sweeps, *longer]),
         "backward": relay(backward),
         "spam": repetition(study_results(folder, "spam")),
@@ -38,6 +40,11 @@ def study_tables(folder: Path) -> dict[str, str]:
 def study_results(folder: Path, name: str) -> list[Any]:
     """What the command measured, of each entry of a file of results."""
     return [entry["numbers"] for entry in entries_of(folder, name)]
+
+
+def printed(result: Any) -> list[Table]:
+    """The tables that ``lm bottleneck`` prints of a result."""
+    return [one for one in bottleneck_tables(result) if isinstance(one, Table)]
 
 
 def relay(result: Mapping[str, Any]) -> Table:

@@ -173,7 +173,7 @@ def test_a_published_number_has_the_hash_of_its_config(monkeypatch: pytest.Monke
 def test_a_study_has_the_hash_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     hashed = importlib.import_module("study_results").settings_sha256
-    for name in ("backward", "bottleneck", "reverse_copy", "spam"):
+    for name in ("backward", "bottleneck", "bottleneck_26", "reverse_copy", "spam"):
         for entry in json.loads((ROOT / f"results/{name}.json").read_text("utf-8"))["entries"]:
             assert entry["config_sha256"] == hashed(entry["numbers"]["settings"]), (name, entry["label"])
 

@@ -283,7 +283,8 @@ def test_what_the_studies_measured_becomes_results_and_tables(
         **{"embedding_sizes": [8], "components": [4], "component_sweep": [4], "sweep_size": 8},
         **{"contexts": 9, "vocab": 9, "rank": 4, "context_scale": [1.0], "steps": [80]},
     }
-    keep("bottleneck", swept, points, swept_components=[4], truth=[{"entropy": 1.0}])
+    for name in ("bottleneck", "bottleneck_26"):
+        keep(name, swept, points, swept_components=[4], truth=[{"entropy": 1.0}])
     relayed = [
         {
             "trainer": trainer,
@@ -312,6 +313,7 @@ def test_what_the_studies_measured_becomes_results_and_tables(
     last = {name: table.splitlines()[-1] for name, table in drawn.items()}
     assert last == {
         "bottleneck, sizes": "| 8 | 90 | 0.500 | 0.250 |",
+        "bottleneck_26": "| 8 | 90 | 0.500 | 0.250 |",
         "bottleneck, components": "| 4 | 90 | 0.500 | 0.250 |",
         "bottleneck, updates": "| 80 | 1, 2 | 0.500 | 0.250 |",
         "reverse_copy": "| 9 | 1.500 | 1.448 |",  # 9 / 10 of log 5
