@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from dialog.batches import fingerprint
+from dialog.config import DialogConfig
 from dialog.corpora.own_data import in_run
-from dialog.evaluate import EvaluationData, load_test_set, require_readable
+from dialog.evaluate import EvaluationData, load_test_set, own_test, require_readable
 from dialog.evaluation_names import setting_name
 from dialog.task import EncodedDialogs
 from dialog.trained import TrainedModel
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
+from lm.runs.inputs import config_of
 from lm.runs.measured import Measured, MeasuredText, measurement
-from lm.runs.opened import Opened, naming, opened_models
+from lm.runs.opened import Opened, naming, opened_models, require_each
 from lm.spectra.derivatives import HeadGradients
 from lm.spectra.gradient import GradientMeasures, measure_gradients
 from lm.spectra.run_rank import Predictions, RunRank, measure_rank
@@ -79,9 +81,11 @@ def analysed_models(
 
     Raises:
         ConfigError: a bad option.
-        DataError: bad data, or data of unknown words.
+        DataError: bad data, data of unknown words, or a missing test split, before any run is loaded.
         StorageError: a bad run.
     """
+    if data is None:
+        require_each(runs, lambda run: own_test(in_run(run, config_of(run, DialogConfig).config.data)))
     for opened in opened_models(runs, checkpoint, every, TrainedModel.load):
         own = in_run(opened.run, opened.trained.config.data)
         with naming(opened, data):

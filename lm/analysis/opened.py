@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from lm.errors import ConfigError, DataError
 from lm.parallel.group import ALONE, Group
 from lm.runs.measured import Measured, measurement
-from lm.runs.opened import Opened, naming, opened_models
+from lm.runs.opened import Opened, naming, opened_models, require_each
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
@@ -29,10 +29,16 @@ def opened_with_text(
 ) -> Iterator[OpenedText]:
     """Yield one checkpoint of each run, or ``every`` stored one, with the text to analyse.
 
-    WorkerError where they differ among the processes of a group.
+    DataError if a run has no test split and needs one, before any run is loaded. WorkerError where they
+    differ among the processes of a group.
     """
+    from lm.language.config import LmConfig
+    from lm.language.evaluate import own_test
     from lm.language.trained import TrainedLm
+    from lm.runs.inputs import config_of
 
+    if data is None:
+        require_each(runs, lambda run: own_test(config_of(run, LmConfig).config))
     for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
         trained = replace(opened.trained, group=group)
         with naming(opened, data):
@@ -71,7 +77,7 @@ def text_of(trained: "TrainedLm", data: str | None, limit: int | None) -> "Text"
     """The text to analyse: the given one, or the test split of the run."""
     from lm.language.evaluate import load_text, own_test
 
-    return load_text(trained, data or own_test(trained), limit)
+    return load_text(trained, data or own_test(trained.config), limit)
 
 
 def measured(steps: Iterator[OpenedText], measure: "Callable[[TrainedLm, Ids], T]") -> dict[str, Measured[T]]:

@@ -115,7 +115,7 @@ def dynamic(
     trained, weights = loaded(run, checkpoint, TrainedLm.load)
     require_keepable(run)
     config = trained.config
-    text = load_text(trained, data or own_test(trained), limit)
+    text = load_text(trained, data or own_test(trained.config), limit)
     compat = compat or config.train.compat
     label = search.label(setting) if search else _label(setting)
     sampler = wanted.sampler(trained.model)

@@ -19,6 +19,7 @@ from lm.engine.device import flushed_denormals
 from lm.errors import ConfigError, visible
 from lm.heads.usage import use_in_sample
 from lm.language.cache import cached_nll
+from lm.language.config import LmConfig
 from lm.language.corpora.corpus import load_split
 from lm.language.corpora.split_files import unknown_ids
 from lm.language.model import LanguageModel
@@ -108,7 +109,7 @@ def evaluate(
         trained, weights = group.every(lambda: loaded(run, checkpoint, TrainedLm.load))
         group.share(lambda: require_keepable(run))
         trained = replace(trained, group=group)
-        text = group.every(lambda: load_text(trained, data or own_test(trained), limit))
+        text = group.every(lambda: load_text(trained, data or own_test(trained.config), limit))
         group.require_equal({"checkpoint": weights, "text": text.sha256})
         compat = compat or trained.config.train.compat
         group.every(lambda: wanted.require_searched(trained))
@@ -217,9 +218,9 @@ def _members(
     return [(replace(member, group=trained.group), weights) for member, weights in members]
 
 
-def own_test(trained: TrainedLm) -> str:
+def own_test(config: LmConfig) -> str:
     """The test text of a run. DataError if it is missing."""
-    return split_of_run(trained.config.data, "test", "name a text with --data")
+    return split_of_run(config.data, "test", "name a text with --data")
 
 
 def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text:
@@ -250,7 +251,7 @@ def unknown_share(trained: TrainedLm, ids: Ids) -> float:
 
 def _own_share(trained: TrainedLm) -> float:
     """Share of the tokens of the run's own test split that are ``<unk>``. DataError without such a split."""
-    return unknown_share(trained, load_split(own_test(trained), trained.codec).ids())
+    return unknown_share(trained, load_split(own_test(trained.config), trained.codec).ids())
 
 
 def subject_of(trained: TrainedLm, run: Path, checkpoint: str, weights: str | None, text: Text) -> Subject:

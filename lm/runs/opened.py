@@ -45,6 +45,15 @@ def checkpoints_of(run: Path) -> list[str]:
     return intact
 
 
+def require_each(runs: Sequence[Path], check: Callable[[Path], object]) -> None:
+    """Raise the first DataError of ``check``, with the name of its run: that of the last before any work."""
+    for run in runs:
+        try:
+            check(run)
+        except DataError as error:
+            raise DataError(f"{visible(run)}: {error}") from None
+
+
 @contextmanager
 def naming(opened: Opened[M], text: str | None = None) -> Iterator[None]:
     """Context manager: errors of a config, of data, or of a diverged model name the model.

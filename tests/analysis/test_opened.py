@@ -76,6 +76,21 @@ def test_runs_that_read_different_texts_are_named(ending: Ending, in_tmp: Path) 
         assert "Warning" not in ending(main, "analyze", command, "a", "other/b", "--data", "test.txt")[1]
 
 
+def test_a_missing_test_split_is_told_before_any_run_is_loaded(
+    ending: Ending, in_tmp: Path, opened: list[tuple[str, str]]
+) -> None:
+    write_run(in_tmp / "a")
+    (in_tmp / "other").mkdir()
+    write_run(in_tmp / "other" / "b")
+    (in_tmp / "other" / "test.txt").unlink()
+    for command in ("rank", "divergence", "geometry", "gradient"):
+        code, out, err = ending(main, "analyze", command, "a", "other/b", "--limit", "9")
+        assert (code, out, opened) == (3, "", [])
+        assert err.startswith("other/b: ")
+        assert "other/test.txt: no such file or folder" in err
+        assert "name a text with --data" in err
+
+
 def step(name: str, words: str, ids: Sequence[int], source: str) -> OpenedText:
     trained = SimpleNamespace(codec=SimpleNamespace(vocabulary=SimpleNamespace(tokens=words.split())))
     text = Text("test", source, np.array(ids, np.uint16), "", None)

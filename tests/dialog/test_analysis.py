@@ -142,6 +142,15 @@ def test_a_corpus_of_unknown_words_is_refused(run: Path) -> None:
         [*analysed_models([run], "foreign.jsonl", None, "best")]
 
 
+def test_a_missing_test_split_is_told_before_any_run_is_loaded(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainedModel, "load", lambda *_: pytest.fail("a run was loaded"))
+    Path("test.jsonl").unlink()
+    with pytest.raises(DataError, match=rf"^{run}: .*test\.jsonl: no such file.*name a corpus with --data"):
+        next(analysed_models([run], None, None, "best"))
+
+
 def test_a_diverged_model_is_named(run: Path) -> None:
     trained = with_head(run, HEADS[0])
     state = {name: tensor * float("nan") for name, tensor in trained.model.state_dict().items()}
