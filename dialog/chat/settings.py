@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dialog.chat.ctrl_c import CTRL_C
@@ -20,6 +21,7 @@ _SETTING = re.compile(  # the begin of a setting, or a value that may hold what 
     r"""(?:^|(?<=\s))(?P<key>[\w.]+)(?P<blank>\s*)=\s*|"[^"]*"|'[^']*'|\[(?:"[^"]*"|'[^']*'|[^]"'])*\]"""
 )
 _KEYS = DecodeConfig.model_fields
+_LIMITED = {f"decode.{key}" for key in ("beam", "nbest", "candidates", "max_length")}
 SCORES = {  # by decode.select
     "score": "A score is the sum of the log-probabilities of a reply's words and of its end, in nats, divided"
     " by length^length_penalty. The nearer to 0, the likelier.",
@@ -66,15 +68,22 @@ def changed(model: TrainedModel, decode: DecodeConfig, command: str, settings: S
         for name, text in zip(names, settings, strict=True)
     ]
     require_distinct(named_keys(f"/{command}", keys))
+    _require_few(command, keys)
     found = override(Resolved(config, {}), keys, DialogConfig, sections=("decode",), place=f"/{command}")
     for key in keys_of(keys):
         require_decode_read(decode, found.config.decode, key, f"/{command} ")
-    for key in ("beam", "nbest", "candidates", "max_length"):
-        if getattr(found.config.decode, key) > MOST_IN_CHAT:
-            raise ConfigError(f"/{command}: decode.{key} must be at most {MOST_IN_CHAT:,} in a chat")
     with CTRL_C.ends_reply():  # a backward run takes a while to load
         model.require(found.config.decode)
     return found.config.decode
+
+
+def _require_few(command: str, keys: Sequence[str]) -> None:
+    """Raise ConfigError for a number beyond those of a chat, before the larger limit of its key is told."""
+    for text in keys:
+        key, _, value = text.partition("=")
+        with suppress(ValueError):  # no whole number, which is told later
+            if key in _LIMITED and int(value, 0) > MOST_IN_CHAT:
+                raise ConfigError(f"/{command}: {key} must be at most {MOST_IN_CHAT:,} in a chat")
 
 
 def setting_rows(decode: DecodeConfig) -> Iterator[tuple[str, str]]:

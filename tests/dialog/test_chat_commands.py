@@ -144,6 +144,7 @@ def test_help_lists_every_command_and_show_the_context() -> None:
         ("/beam x", "/beam: decode.beam must be an integer, got 'x'"),
         ("/beam 0", "decode.beam must be greater than or equal to 1, got 0"),
         ("/beam 1000000", "decode.beam must be at most 1,000"),
+        ("/beam 9000000000000", "decode.beam must be at most 1,000"),
         ("/beam " + "9" * 5000, "no setting is longer"),
         ("/beam 1 2", "use /beam N"),
         ("/nbest -1", "from 1 to 1000"),
