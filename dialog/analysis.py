@@ -82,10 +82,15 @@ def analysed_models(
     Raises:
         ConfigError: a bad option.
         DataError: bad data, data of unknown words, or a missing test split, before any run is loaded.
-        StorageError: a bad run.
+        StorageError: a path that is no run, before any run is loaded; a bad run.
     """
-    if data is None:
-        require_each(runs, lambda run: own_test(in_run(run, config_of(run, DialogConfig).config.data)))
+
+    def check(run: Path) -> None:
+        config = config_of(run, DialogConfig).config
+        if data is None:
+            own_test(in_run(run, config.data))
+
+    require_each(runs, check)
     for opened in opened_models(runs, checkpoint, every, TrainedModel.load):
         own = in_run(opened.run, opened.trained.config.data)
         with naming(opened, data):

@@ -132,7 +132,7 @@ def _caption(rows: Sequence[ComparedRun]) -> str:
     if not differ:
         return f"All runs: {texts[0]}"
     by_run = "; ".join(f"{visible(row.run)}: {text}" for row, text in zip(rows, texts, strict=True))
-    return f"Warning: {', '.join(differ)} differ between the runs. {by_run}"
+    return f"warning: {', '.join(differ)} differ between the runs. {by_run}"
 
 
 def _bleu(evaluation: Evaluation, version: str, side: str) -> Floats:

@@ -11,7 +11,7 @@ from lm.console.options import JsonFile
 from lm.console.output import counting
 from lm.language.options import Data, Limit, spare_texts
 from lm.runs.measured import measurement
-from lm.runs.opened import naming, opened_models
+from lm.runs.opened import naming, opened_models, require_each
 
 
 def gradient(
@@ -93,8 +93,11 @@ def unargmaxable(
     """
     spare_texts(json_file, runs, None)
     from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
+    from lm.language.config import LmConfig
     from lm.language.trained import TrainedLm
+    from lm.runs.inputs import config_of
 
+    require_each(runs, lambda run: config_of(run, LmConfig))
     results = {}
     with counting("searching") as progress:
         for opened in opened_models(runs, checkpoint, over_training, TrainedLm.load):

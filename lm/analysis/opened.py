@@ -29,7 +29,8 @@ def opened_with_text(
 ) -> Iterator[OpenedText]:
     """Yield one checkpoint of each run, or ``every`` stored one, with the text to analyse.
 
-    DataError if a run has no test split and needs one, before any run is loaded. WorkerError where they
+    StorageError if a path is no run, and DataError if a run has no test split and needs one, before any run
+    is loaded. WorkerError where they
     differ among the processes of a group.
     """
     from lm.language.config import LmConfig
@@ -37,8 +38,12 @@ def opened_with_text(
     from lm.language.trained import TrainedLm
     from lm.runs.inputs import config_of
 
-    if data is None:
-        require_each(runs, lambda run: own_test(config_of(run, LmConfig).config))
+    def check(run: Path) -> None:
+        config = config_of(run, LmConfig).config
+        if data is None:
+            own_test(config)
+
+    require_each(runs, check)
     for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
         trained = replace(opened.trained, group=group)
         with naming(opened, data):

@@ -75,4 +75,4 @@ def _texts_warning(runs: Mapping[str, Measured[T]]) -> list[str]:
     if len({text.sha256 for text in texts.values()}) < 2:
         return []
     named = ", ".join(f"{visible(name)} {visible(text.source)}" for name, text in texts.items())
-    return [f"Warning: the runs read different texts, so that their numbers do not compare: {named}."]
+    return [f"warning: the runs read different texts, so that their numbers do not compare: {named}."]

@@ -114,4 +114,4 @@ def comparison_warnings(comparison: "ComparedRuns") -> list[str]:
         f"near guessing{noise}": guessing,
         "trained without the planned end, so that scores are of unfinished models": unfinished,
     }
-    return [f"Warning: {text}: {', '.join(runs)}." for text, runs in warnings.items() if runs]
+    return [f"warning: {text}: {', '.join(runs)}." for text, runs in warnings.items() if runs]

@@ -39,15 +39,15 @@ def compare(
 ) -> ComparedRuns:
     """Compare runs, or files of evaluations, on the same text.
 
-    Scores are ``perplexity``, and each of :data:`REFINED` that all evaluations have. Facts of a run have the
-    refined perplexities. Arguments and errors are those of :meth:`lm.runs.compare.Comparison.open` and
-    :meth:`lm.runs.compare.Comparison.compared`.
+    Scores are ``perplexity``, and each of :data:`REFINED` that all evaluations have. Facts of a run include
+    its own refined perplexities. Arguments and errors are those of :meth:`lm.runs.compare.Comparison.open`
+    and :meth:`lm.runs.compare.Comparison.compared`.
     """
     name, evaluations = _COMPARISON.open(runs, name)
     refined = [score for score in REFINED if all(_has(one, score) for one in evaluations)]
     result = _COMPARISON.compared(name, evaluations, partial(_sums, refined), resamples, seed)
     rows = [
-        replace(row, facts=row.facts | {score: one.result[score]["perplexity"] for score in refined})
+        replace(row, facts=row.facts | _refined(one))
         for row, one in zip(result.runs, evaluations, strict=True)
     ]
     return replace(result, runs=rows, scores=["perplexity", *refined])
@@ -58,6 +58,11 @@ def _sums(refined: Sequence[str], evaluation: Evaluation) -> PartSums:
     tokens = np.asarray(evaluation.contexts["tokens"], np.float64)
     columns = {"perplexity": "nll"} | {score: score for score in refined}
     return {score: (np.asarray(evaluation.contexts[key]), tokens) for score, key in columns.items()}
+
+
+def _refined(evaluation: Evaluation) -> dict[str, float]:
+    """The refined perplexities of an evaluation."""
+    return {score: evaluation.result[score]["perplexity"] for score in REFINED if _has(evaluation, score)}
 
 
 def _has(evaluation: Evaluation, score: str) -> bool:

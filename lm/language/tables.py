@@ -1,7 +1,10 @@
 """Terminal tables of evaluations for the ``lm`` command line."""
 
+from collections.abc import Iterator
+
 from lm.console.shared_tables import comparison_warnings, p_tables, pool_tables
 from lm.console.tables import Table
+from lm.errors import visible
 from lm.language.dynamic import DynamicEvaluation
 from lm.language.results import (
     DropoutPasses,
@@ -131,15 +134,27 @@ def comparison_tables(comparison: ComparedRuns) -> list[Table | str]:
         }
         for row in runs
     ]
-    differ = [key for key in ("checkpoint", "method", "compat") if len({row.facts[key] for row in runs}) > 1]
-    warning = [f"Warning: {', '.join(differ)} differ between the runs."] if differ else []
+    values = {
+        key: dict.fromkeys(str(row.facts[key]) for row in runs) for key in ("checkpoint", "method", "compat")
+    }
+    differ = [f"{key} ({', '.join(found)})" for key, found in values.items() if len(found) > 1]
+    warning = [f"warning: the runs differ in {' and '.join(differ)}."] if differ else []
     return [
         Table(f"Runs on {comparison.name}", rows),
         *p_tables(comparison, {score: score for score in scores}),
         *pool_tables(comparison, {score: score for score in scores}),
         *warning,
+        *_not_compared(comparison),
         *comparison_warnings(comparison),
     ]
+
+
+def _not_compared(comparison: ComparedRuns) -> Iterator[str]:
+    """A warning for each refined perplexity that only some of the evaluations have."""
+    for score, label in MEASURE_LABELS.items():
+        found = [visible(row.run) for row in comparison.runs if score in row.facts]
+        if found and score not in (comparison.scores or ()):
+            yield f"warning: not compared: {label}, which only some of the runs have: {', '.join(found)}."
 
 
 def _span(bucket: FrequencyBucket) -> str:

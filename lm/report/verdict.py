@@ -48,7 +48,8 @@ def judgement(comparison: ComparedRuns, names: Mapping[str, str], units: str) ->
         headline = f"The text is too short to decide which run is better. {has}, the lowest."
         return Judgement(headline, [needed, *guess], clear=False)
     close = [row for row in others if not _significant(row)]
-    headline = _headline(best, others, close, names)
+    few = f" P-values of only {count} {units} say little." if count < FEW_UNITS else ""
+    headline = _headline(best, others, close, names) + few
     sentences = [_against(row, best, names, alone=len(others) == 1) for row in others]
     return Judgement(headline, [*sentences, _meaning(others, count, units), *guess], clear=not close)
 
@@ -92,11 +93,10 @@ def _against(row: ComparedRun, best: ComparedRun, names: Mapping[str, str], *, a
 
 
 def _meaning(others: Sequence[ComparedRun], count: int, units: str) -> str:
-    few = f" P-values of only {count} {units} say little." if count < FEW_UNITS else ""
     several = f" The {len(others)} p-values are not corrected for their number." if len(others) > 1 else ""
     return (
         f"Interval and p-value are of a paired bootstrap over {count:,} {units} of the text."
-        f" They cover the choice of the text, not of the training seed.{few}{several}"
+        f" They cover the choice of the text, not of the training seed.{several}"
         " Only several runs of one config, each with a seed of its own, show how much the seed decides."
     )
 

@@ -71,9 +71,9 @@ def test_runs_that_read_different_texts_are_named(ending: Ending, in_tmp: Path) 
     for command in ("rank", "divergence", "geometry", "gradient"):
         code, out, err = ending(main, "analyze", command, "a", "other/b", "--limit", "9")
         assert (code, err) == (0, "")
-        assert " ".join(out.split()).count("Warning: the runs read different texts, so that") == 1
+        assert " ".join(out.split()).count("warning: the runs read different texts, so that") == 1
         assert "other/test.txt" in out
-        assert "Warning" not in ending(main, "analyze", command, "a", "other/b", "--data", "test.txt")[1]
+        assert "warning" not in ending(main, "analyze", command, "a", "other/b", "--data", "test.txt")[1]
 
 
 def test_a_missing_test_split_is_told_before_any_run_is_loaded(
@@ -89,6 +89,15 @@ def test_a_missing_test_split_is_told_before_any_run_is_loaded(
         assert err.startswith("other/b: ")
         assert "other/test.txt: no such file or folder" in err
         assert "name a text with --data" in err
+
+
+def test_a_path_that_is_no_run_is_told_before_any_run_is_loaded(
+    ending: Ending, in_tmp: Path, opened: list[tuple[str, str]]
+) -> None:
+    write_run(in_tmp / "a")
+    for command in ("rank", "divergence", "geometry", "gradient", "unargmaxable"):
+        code, out, err = ending(main, "analyze", command, "a", "absent")
+        assert (code, out, err, opened) == (4, "", "absent: no such run; check the path\n", [])
 
 
 def step(name: str, words: str, ids: Sequence[int], source: str) -> OpenedText:

@@ -227,7 +227,7 @@ def test_the_caption_warns_of_different_decoding(tmp_path: Path) -> None:
     assert comparison_tables(compare([a, b]))[-1] == "All runs: checkpoint best, method beam, beam 10"
     keep_scores(b, checkpoint="last", decode={"method": "beam", "beam": 10, "nbest": 1})
     caption = str(comparison_tables(compare([a, b]))[-1])
-    assert caption.startswith("Warning: checkpoint, nbest differ between the runs. ")
+    assert caption.startswith("warning: checkpoint, nbest differ between the runs. ")
     assert "b: checkpoint last, method beam, beam 10, nbest 1" in caption
 
 

@@ -72,7 +72,7 @@ def test_a_difference_between_models_near_guessing_is_noise(tmp_path: Path) -> N
     assert p_of(guess, worse) is None
     assert p_of(guess, better) == p_of(better, worse) == pytest.approx(2 / 2001)  # one of them has learnt
     *_, warning = comparison_tables(compare([guess, worse, better], resamples=1000))
-    assert str(warning).startswith("Warning: near guessing")
+    assert str(warning).startswith("warning: near guessing")
     assert str(warning).count(str(tmp_path)) == 2
 
 
@@ -96,7 +96,7 @@ def test_a_training_that_has_not_ended_is_warned_of(
         assert [row.unfinished for row in comparison.runs] == [state, ""]
         *_, last = comparison_tables(comparison)
         about = "trained without the planned end, so that scores are of unfinished models"
-        warning = f"Warning: {about}: {path} ({state})."
+        warning = f"warning: {about}: {path} ({state})."
         assert (last == warning) == bool(state)
 
 
@@ -125,6 +125,9 @@ def test_refined_results_are_compared_where_all_have_them(tmp_path: Path) -> Non
     assert result.runs[1].facts["mc_dropout"] == 50.0
     without = compare([*runs, keep_run(tmp_path / "c")], resamples=1000)
     assert without.scores == ["perplexity"]
+    warned = [text for text in comparison_tables(without) if isinstance(text, str)]
+    named = f"{tmp_path / 'a'}, {tmp_path / 'b'}"
+    assert f"warning: not compared: MC dropout, which only some of the runs have: {named}." in warned
     scores, p = map(cells, comparison_tables(result))
     assert list(scores[0])[4:] == ["perplexity", "mc_dropout", "nats a token"]
     assert p[0]["mc_dropout"] == "0.0020"
