@@ -88,9 +88,10 @@ def show_training(folder: Path, resolved: "Resolved[Any]", module: str) -> None:
     train = importlib.import_module(module).train
     result: FitResult = train(resolved, folder, make_reporter(sys.stderr, folder / "tensorboard"))
     nll, minutes = (numbers.number(*one) for one in (("nll", result.best_nll), ("minutes", result.minutes)))
+    updates = f"{result.step:,} update{'s' * (result.step != 1)}"
     best = f"best validation {nll} nats a token, at update {result.best_step:,}"
     show(
-        f"{folder}: {result.reason}, after {result.step:,} updates and {minutes} minutes; "
+        f"{folder}: {result.reason}, after {updates} and {minutes} minutes; "
         f"{best if math.isfinite(result.best_nll) else 'no validation was finite'}",
         *shown_curve(folder),
     )

@@ -35,7 +35,8 @@ def copying_tables(result: Mapping[str, Any]) -> list[Table | str]:
         tables.append(Table(f"{title} (test)", rows))
     sizes = {row["cell"]: (row["parameters"], row["hidden_size"]) for row in result["rows"]}
     models = "; ".join(f"{cell}: {count:,} parameters, H = {size}" for cell, (count, size) in sizes.items())
-    tables.append(f"{models}; {settings['steps']:,} updates at each of {len(settings['lrs'])} rates")
+    rates = ", ".join(f"{rate:g}" for rate in settings["lrs"])
+    tables.append(f"{models}; {settings['steps']:,} updates; rate: the best of {rates}")
     return tables
 
 

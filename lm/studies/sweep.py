@@ -15,6 +15,7 @@ from lm.engine.device import flushed_denormals
 from lm.engine.optim import build_optimizer
 from lm.engine.schedule import Schedule
 from lm.errors import StorageError
+from lm.runs.inputs import CONFIG
 from lm.steps import OnProgress
 from lm.studies.row_rms import RowRms
 
@@ -26,13 +27,15 @@ class Sweep:
 
     The file ``points`` of the folder has a line per measured point, with its settings. So the same sweep
     resumes after an interruption, and a longer one trains only new points. Any number of processes may share
-    the folder. ``measures`` are the required keys of a result, and their types. StorageError if the folder
-    cannot be written, the file cannot be read, or a line of it is not a point.
+    the folder. ``measures`` are the required keys of a result, and their types. StorageError if the folder is
+    a run or cannot be written, the file cannot be read, or a line of it is not a point.
     """
 
     def __init__(
         self, folder: Path, points: str, measures: Mapping[str, type], total: int, progress: OnProgress
     ) -> None:
+        if (folder / CONFIG).exists():
+            raise StorageError(f"{folder}: is the folder of a run; choose a new or empty --out")
         make_folder(folder)
         self._folder, self._path, self._measures = folder, folder / points, measures
         self._lock = FileLock(folder / f".{points}.lock")

@@ -162,8 +162,10 @@ def _choice(key: str, entry: Mapping[str, object], where: str) -> Parameter:
     choices = entry["choices"]
     if entry.keys() - {"choices", "also"}:
         raise ConfigError(f"{where}: {key} has both choices and a range; remove one of them")
-    if not isinstance(choices, list) or not choices:
+    if not isinstance(choices, list):
         raise ConfigError(f"{where}: {key} choices must be a list, as in choices = [1, 2]")
+    if not choices:
+        raise ConfigError(f"{where}: {key} has no choices; name one at least, as in choices = [1, 2]")
     try:
         texts = tuple(json.dumps(choice, allow_nan=False) for choice in choices)
     except (TypeError, ValueError):

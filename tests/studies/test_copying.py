@@ -148,7 +148,7 @@ def test_tables_and_picture(tmp_path: Path) -> None:
     nll, exact, models = copying_tables(result)
     assert [column.head for column in nll.columns()] == ["length", "lstm", "mogrifier", "knowing nothing"]  # type: ignore[union-attr]
     assert "Copied without error" in str(exact.title)  # type: ignore[union-attr]
-    assert "6 updates at each of 2 rates" in str(models)
+    assert f"6 updates; rate: the best of {TINY.lrs[0]:g}, {TINY.lrs[1]:g}" in str(models)
     length = TINY.lengths[0]
     assert nll.rows[0]["knowing nothing"] == math.log(4) * length / (length + 1)  # type: ignore[union-attr]
     draw_copying(result, [tmp_path / "a.svg"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lm.errors import DivergenceError
+from lm.errors import DivergenceError, StorageError
+from lm.steps import no_progress
 from lm.studies.sweep import Sweep, cosine_adam, descend
 
 
@@ -28,6 +29,13 @@ def test_every_training_is_counted_and_only_a_finished_one_is_stored(tmp_path: P
     assert json.loads((tmp_path / "new" / "r.json").read_text()) == {"rows": [7]}
     (line,) = (tmp_path / "new" / "p.jsonl").read_text().splitlines()
     assert json.loads(line) == {"settings": {"number": 1}, "result": {"value": 7}}
+
+
+def test_a_run_is_no_folder_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(StorageError, match="is the folder of a run; choose a new or empty --out"):
+        Sweep(tmp_path, "p.jsonl", {}, 1, no_progress)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize(("clip_norm", "moved"), [(0, 30.0), (2, 2.0)])

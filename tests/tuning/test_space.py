@@ -69,7 +69,11 @@ def test_sizes_have_ranges_also_where_none_is_a_value(key: str, tmp_path: Path) 
             "model.hidden_sizes is not a number",
         ),
         ('"head.kind" = {choices = ["mos", "moos"]}', "got 'moos'; did you mean mo"),
-        ('"head.kind" = {choices = []}', "head.kind choices must be a list, as in choices = [1, 2]"),
+        (
+            '"head.kind" = {choices = []}',
+            "head.kind has no choices; name one at least, as in choices = [1, 2]",
+        ),
+        ('"head.kind" = {choices = "moc"}', "head.kind choices must be a list, as in choices = [1, 2]"),
         ('"head.kind" = {choices = ["mos"], low = 1}', "head.kind has both choices and a range; remove one"),
         ('"head.kind" = {choices = ["mos", "mos"]}', "head.kind has the same choice twice; remove one"),
         ('"head.kind" = {choices = [1979-05-27]}', "head.kind choices must be numbers, texts, true, false"),
