@@ -67,6 +67,17 @@ class AnalysedModel:
                 yield block
 
 
+def require_texts(runs: Sequence[Path], data: str | None) -> None:
+    """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read."""
+
+    def check(run: Path) -> None:
+        config = config_of(run, DialogConfig).config
+        if data is None:
+            own_test(in_run(run, config.data))
+
+    require_each(runs, check)
+
+
 def analysed_models(
     runs: Sequence[Path], data: str | None, limit: int | None, checkpoint: str, every: bool = False
 ) -> Iterator[AnalysedModel]:
@@ -84,13 +95,7 @@ def analysed_models(
         DataError: bad data, data of unknown words, or a missing test split, before any run is loaded.
         StorageError: a path that is no run, before any run is loaded; a bad run.
     """
-
-    def check(run: Path) -> None:
-        config = config_of(run, DialogConfig).config
-        if data is None:
-            own_test(in_run(run, config.data))
-
-    require_each(runs, check)
+    require_texts(runs, data)
     for opened in opened_models(runs, checkpoint, every, TrainedModel.load):
         own = in_run(opened.run, opened.trained.config.data)
         with naming(opened, data):

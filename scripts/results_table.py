@@ -106,7 +106,10 @@ def table_of_file(path: Path) -> str:
     """Entries of a file of results, with every single number that one of them has."""
     found: Any = read_json(path)
     entries = found.get("entries") if isinstance(found, dict) else None
-    require(bool(entries), f"{path}: has no entries; name a file of results, or runs with --name")
+    whole = isinstance(entries, list) and all(
+        isinstance(one, dict) and isinstance(one.get("numbers"), dict) for one in entries
+    )
+    require(whole and entries, f"{path}: has no entries; name a file of results, or runs with --name")
     names = {name: None for one in entries for name, value in one["numbers"].items() if is_number(value)}
     rows = [
         [

@@ -3,7 +3,8 @@
 python scripts/study_results.py runs/bottleneck.json --machine '2-core AMD EPYC' --out results/bottleneck.json
 
 Studies are `lm bottleneck` and `lm reverse-copy`. Each file becomes an entry, labelled by the name of the
-file. Its numbers are the result of the command. The hash of its config is that of all settings but the seeds.
+file. Its numbers are the result of the command. The hash of its config is that of all settings except the
+seeds.
 """
 
 import shlex

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
-from lm.analysis.opened import alike, measured, opened_with_text
+from lm.analysis.opened import alike, measured, opened_with_text, require_texts
 from lm.console.app import Commands, in_processes
 from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, figures_folder, report_runs
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
@@ -50,6 +50,7 @@ def rank(
     from lm.analysis.rank import ranks_of_runs
     from lm.spectra.rank_report import report_ranks, shared_ranks
 
+    require_texts(runs, data)  # of all processes
     measure = partial(ranks_of_runs, data=data, limit=limit, checkpoint=checkpoint)
     report_ranks(runs, shared_ranks(runs, measure), out, json_file)
 

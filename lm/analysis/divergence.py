@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lm.console.tables import Table
-from lm.errors import DataError
+from lm.errors import DataError, DivergenceError
 from lm.language.scoring import windows_of
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
@@ -33,7 +33,8 @@ def divergence_of_run(trained: TrainedLm, ids: Ids) -> Divergence:
         T/(T − 1) · [ mean_c Σ_x P_c log P_c − Σ_x (mean_c P_c) (mean_c log P_c) ]
 
     since Σ_x P_c log P_c′ is linear in both and KL(P_c ‖ P_c) = 0. The processes of the run's group share
-    the text. DataError for fewer than two contexts, or a word of probability 0, for which KL is infinite.
+    the text. DataError for fewer than two contexts. DivergenceError for a word of probability 0,
+    for which KL is infinite.
     """
     if len(ids) < 2:
         raise DataError("a pair of contexts takes two tokens; name a longer text, or raise --limit")
@@ -52,7 +53,7 @@ def _sums(blocks: Iterator[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     probability_sum = log_sum = torch.zeros(())
     for logs in blocks:
         if not torch.isfinite(logs).all():
-            raise DataError(
+            raise DivergenceError(
                 "log-probabilities are not finite: "
                 "the model has diverged, or gives words probability 0; choose another checkpoint"
             )

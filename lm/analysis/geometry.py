@@ -48,7 +48,7 @@ class RowGeometry:
             raise DivergenceError(
                 "the vectors are not finite: the model has diverged; choose another checkpoint"
             )
-        rank = effective_rank(torch.linalg.svdvals(torch.linalg.qr(rows).R).cpu().numpy())
+        rank = effective_rank(torch.linalg.svdvals(torch.linalg.qr(rows, mode="r").R).cpu().numpy())
         return cls(anisotropy(rows), rank, math.log(max(1.0, rank)), rows.shape[1])
 
 
@@ -171,14 +171,14 @@ class ExtendedMatrix:
         """Ranks of the first m + 1 blocks for every number m of futures in ``counts``, in one pass.
 
         A triangle of at most n rows has the singular values of the blocks so far. So memory is that of a few
-        blocks. DataError for log-probabilities that are not finite.
+        blocks. DivergenceError for log-probabilities that are not finite.
         """
         found: list[FutureRanks] = []
         steps = Steps(len(self.futures) + 1, progress)
         rows, triangle = 0, None
         for futures, block in enumerate(self.blocks()):
             if not block.isfinite().all():
-                raise DataError(
+                raise DivergenceError(
                     f"log-probabilities after future {futures} are not finite: the model has diverged, or"
                     " gives words probability 0; choose another checkpoint"
                 )

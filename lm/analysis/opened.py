@@ -33,9 +33,21 @@ def opened_with_text(
     is loaded. WorkerError where they
     differ among the processes of a group.
     """
+    from lm.language.trained import TrainedLm
+
+    require_texts(runs, data)
+    for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
+        trained = replace(opened.trained, group=group)
+        with naming(opened, data):
+            text = text_of(trained, data, limit)
+        group.require_equal({"checkpoint": opened.fingerprint, "text": text.sha256})
+        yield replace(opened, trained=trained), text
+
+
+def require_texts(runs: Sequence[Path], data: str | None) -> None:
+    """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read."""
     from lm.language.config import LmConfig
     from lm.language.evaluate import own_test
-    from lm.language.trained import TrainedLm
     from lm.runs.inputs import config_of
 
     def check(run: Path) -> None:
@@ -44,12 +56,6 @@ def opened_with_text(
             own_test(config)
 
     require_each(runs, check)
-    for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
-        trained = replace(opened.trained, group=group)
-        with naming(opened, data):
-            text = text_of(trained, data, limit)
-        group.require_equal({"checkpoint": opened.fingerprint, "text": text.sha256})
-        yield replace(opened, trained=trained), text
 
 
 def alike(steps: Iterator[OpenedText], *, texts: bool = True) -> Iterator[OpenedText]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from lm.arrays import Floats, Ints
 from lm.console.tables import Table
-from lm.errors import ConfigError
+from lm.errors import ConfigError, DivergenceError
 from lm.heads.head import Head
 from lm.heads.precision import precise
 from lm.language.trained import TrainedLm
@@ -150,7 +150,8 @@ def unargmaxable_words(
 def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
     """Logits of one component over the contexts that it can have, and over all contexts, in float64.
 
-    ConfigError for heads whose logits are no product of one matrix and a context.
+    ConfigError for heads whose logits are no product of one matrix and a context. DivergenceError for an
+    output matrix that is not finite.
     """
     if head.gates is not None or head.temperature is not None or head.config.own_contexts:
         raise ConfigError(
@@ -163,6 +164,10 @@ def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
     if head.row.link == "relu":
         raise ConfigError(
             "head.kind = 'relu': negative logits have one probability, so words tie; name runs of other kinds"
+        )
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise DivergenceError(
+            "the output matrix is not finite, as the model diverged; choose another checkpoint"
         )
     free = Logits(weight, bias, float("inf"))
     if head.latent is not None:

@@ -17,17 +17,15 @@ def require_end(train: TrainConfig) -> None:
         raise ConfigError(f"the config has no limit, so training would never end; set {limits}")
 
 
-def unreached(train: TrainConfig, optim: OptimConfig) -> Iterator[str]:
+def notes_on_max_steps(train: TrainConfig, optim: OptimConfig) -> Iterator[str]:
     """Notes on updates of the schedule and the average that ``train.max_steps`` leaves out."""
-    decays = optim.schedule in ("cosine", "one_cycle")
-    averages = optim.average != "none" and not (optim.average_trigger or optim.average_patience)
-    ends = {
-        "warmup_steps": (optim.warmup_steps, "the rate does not rise to optim.lr"),
-        "decay_steps": (optim.decay_steps * decays, "the rate does not fall to its lowest"),
-        "average_start": ((optim.average_start + 1) * averages, "no weights are averaged"),
-    }
-    for key, (least, effect) in ends.items():
-        if 0 < train.max_steps < least:
+    needed = [("warmup_steps", optim.warmup_steps, "the rate does not rise to optim.lr")]
+    if optim.schedule in ("cosine", "one_cycle"):
+        needed.append(("decay_steps", optim.decay_steps, "the rate does not fall to its lowest"))
+    if optim.average != "none" and not (optim.average_trigger or optim.average_patience):
+        needed.append(("average_start", optim.average_start + 1, "no weights are averaged"))
+    for key, updates, effect in needed:
+        if 0 < train.max_steps < updates:
             value = getattr(optim, key)
             yield f"optim.{key} = {value}: training ends at train.max_steps = {train.max_steps}, so {effect}"
 

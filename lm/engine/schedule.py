@@ -29,7 +29,7 @@ def _cosine(done: float) -> float:
 
 
 class Schedule:
-    """Learning-rate schedule: warm-up, then constant, cosine, or lowered when validation stalls."""
+    """Learning-rate schedule: warm-up, then constant, cosine, one cycle, or lower when validation stalls."""
 
     def __init__(self, config: OptimConfig) -> None:
         self._config = config

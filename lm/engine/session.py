@@ -16,7 +16,7 @@ from lm.disk.jsonfile import JSON
 from lm.engine.auto_precision import kept_precisions, measured_precisions
 from lm.engine.device import configure_device, flushed_denormals, load_note
 from lm.engine.events import Note, Reporter, no_report
-from lm.engine.limits import require_end, unreached
+from lm.engine.limits import notes_on_max_steps, require_end
 from lm.engine.loop import FitResult, Task, Verdict, fit
 from lm.engine.memory import require_memory
 from lm.engine.rng import seed_everything
@@ -46,8 +46,10 @@ class Place(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A task, the hashes of what it reads, by their keys in ``data.json``, notes for the user, and files
-    for the run. ``trained``: the model begins as one that was trained elsewhere.
+    """A task with what its run keeps and tells.
+
+    ``hashes`` are those of what the task reads, by their keys in ``data.json``. ``notes`` are for the user,
+    ``files`` for the run. ``trained``: the model begins as one that was trained elsewhere.
     """
 
     task: Task[Any]
@@ -143,7 +145,7 @@ def _train(
     place = Place(folder, device, described, begun)
     ready = group.every(lambda: family.task(config, codec, data, place))
     busy = load_note() if device.type == "cpu" else ""
-    for note in filter(None, (busy, *ready.notes, *unreached(config.train, config.optim))):
+    for note in filter(None, (busy, *ready.notes, *notes_on_max_steps(config.train, config.optim))):
         report(Note(note))
     hashes = {**ready.hashes, CODEC_HASH: codec.fingerprint}
     group.require_equal(hashes)

@@ -110,6 +110,7 @@ class Progress:
     late_scale: float | None = None  # lr_scale of the previous update, for the authors' delayed averaging
     anchor: int = -1  # step of the last commit due by step after a finite update: the one to recover from
     anchor_best: list[int] = field(default_factory=list)  # steps in ``best`` at the anchor, kept for it
+    saturated: bool = False  # contexts of the head at the last validation
     window: LogWindow = field(default_factory=LogWindow)
     guard: Guard = field(default_factory=Guard)
 

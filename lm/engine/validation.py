@@ -1,6 +1,7 @@
 """Validation of a training: its loss, and what follows from it for best, schedule and averages."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class Validator:
     ) -> None:
         self._slices, self._train, self._state = slices, train, state
         self._agreement, self._journal, self._report = agreement, journal, report
-        self._trained, self._saturated = trained, False
+        self._trained = trained
 
     def validate(self) -> None:
         """Validate, and record the result only. Interrupted leaves all unchanged."""
@@ -66,10 +67,10 @@ class Validator:
 
     def _tell_saturation(self, contexts: ContextWatch) -> None:
         """Log saturated contexts at every validation, and tell when this begins and ends."""
+        progress = self._state.progress
         if contexts.saturated:
-            self._journal.record(
-                self._state.progress, "event", {"event": "saturated", "derivative": contexts.derivative}
-            )
-        if contexts.saturated != self._saturated:
-            self._saturated = contexts.saturated
+            event: dict[str, Any] = {"event": "saturated", "derivative": contexts.derivative}
+            self._journal.record(progress, "event", event)
+        if contexts.saturated != progress.saturated:
+            progress.saturated = contexts.saturated
             self._report(Note(contexts.note(trained=self._trained)))

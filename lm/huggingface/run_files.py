@@ -13,7 +13,8 @@ from lm.config.load import Resolved, read_config, save_config
 from lm.disk.jsonfile import MAX_JSON
 from lm.disk.new_folder import NewFolder
 from lm.disk.storage import read_file, write_new
-from lm.engine.state import load_model_tensors, model_tensors
+from lm.engine.state import all_finite, load_model_tensors, model_tensors
+from lm.errors import DivergenceError
 from lm.huggingface.folder import read_export, require_new_run, whole_tensors
 from lm.huggingface.starting import trunk_file, with_trunk
 from lm.runs.checkpoint import CheckpointStore
@@ -39,7 +40,7 @@ def import_model(
     """Write an exported folder of the ``command`` line as a run, with the same weights bit for bit.
 
     ``build`` makes the model of a config of this schema. StorageError if the folder is not of the command's
-    export, or the run exists.
+    export, or the run exists. DivergenceError for weights that are not finite.
     """
     own, tensors = read_export(folder, command)
     resolved, codec = read_config(own / CONFIG, schema), Codec.load(own)
@@ -48,6 +49,8 @@ def import_model(
     if pretrained_path(trunk.model.trunk):
         config = with_trunk(config, own / TRUNK)
         files = trunk_file(config)
+    if not all_finite(tensors.values()):
+        raise DivergenceError(f"{folder}: its weights are not finite; export another checkpoint")
     model = build(config, codec)
     load_model_tensors(model, whole_tensors(model, tensors))
     write_run(run, resolved, codec, model, files)

@@ -121,12 +121,12 @@ def dynamic(
     sampler = wanted.sampler(trained.model)
     wanted.require_searched(trained)
     tried: SearchedSettings | None = None
+    valid = load_text(trained, split_of_run(config.data, "valid"), limit) if search else None
     with _alone_in(run / DYNAMIC_FOLDER):
         statistics, key = run_statistics(
             trained, run, setting.window, compat == "paper", progress, setting.streams
         )
-        if search:
-            valid = load_text(trained, split_of_run(config.data, "valid"), limit)
+        if search and valid:
             setting, tried = choose(
                 search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )

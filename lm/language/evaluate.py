@@ -134,7 +134,7 @@ def evaluate(
         )
 
         def write() -> str:
-            details = passages_and_use(trained, text.ids, measures.nll, whole=not others)
+            details = passages_and_use(trained, text.ids, measures.nll, alone=not others)
             return keep(run, result, measures.contexts, details).name
 
         return replace(result, name=group.share(write))
@@ -310,12 +310,12 @@ def blocks(nll: Floats) -> dict[str, list[float]]:
     return {"nll": sums.tolist(), "tokens": np.diff(np.append(starts, len(nll))).tolist()}
 
 
-def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) -> JsonObject:
+def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, alone: bool) -> JsonObject:
     """``samples`` and ``components`` of an evaluation.
 
     A sample has the ``index`` of its first scored token, its ``words``, and the ``nll`` of each in nats.
-    ``components`` is that of :func:`lm.heads.usage.use_in_sample`, or None unless ``whole``, that is if the
-    model is one of several.
+    ``components`` is that of :func:`lm.heads.usage.use_in_sample`, and None for an ensemble, in which the
+    model is not ``alone``.
     """
     scored, words = ids[len(ids) - len(nll) :], trained.codec.vocabulary
     passages = [
@@ -327,5 +327,5 @@ def passages_and_use(trained: TrainedLm, ids: Ids, nll: Floats, *, whole: bool) 
         for start in (PASSAGE * number for number in spread(-(-len(nll) // PASSAGE), PASSAGES))
     ]
     states = ((hidden.map(lambda layer: layer[:, 0]), targets) for hidden, targets in trained.readings(ids))
-    use = use_in_sample(trained.model.head, states, words.tokens) if whole else None
+    use = use_in_sample(trained.model.head, states, words.tokens) if alone else None
     return {"samples": passages, "components": use and as_json(use)}

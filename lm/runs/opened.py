@@ -46,7 +46,7 @@ def checkpoints_of(run: Path) -> list[str]:
 
 
 def require_each(runs: Sequence[Path], check: Callable[[Path], object]) -> None:
-    """Raise the first DataError of ``check``, with the name of its run: that of the last before any work."""
+    """Run ``check`` on every run before any is loaded. A DataError is raised with the name of its run."""
     for run in runs:
         try:
             check(run)

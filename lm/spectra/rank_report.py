@@ -18,6 +18,8 @@ from lm.spectra.run_rank import RunRank, rank_tables
 from lm.spectra.spectrum import KEPT, RankResult
 from lm.steps import OnProgress
 
+_MINUTES = 7 * 24 * 60.0  # a process with short runs waits for one that factorises a long text for hours
+
 
 def shared_ranks(
     runs: Sequence[Path], measure: Callable[[Sequence[Path], OnProgress], Iterator[Measured[RunRank]]]
@@ -28,7 +30,7 @@ def shared_ranks(
     """
     for run in filter(Path.is_dir, runs):  # opening says what else is wrong
         require_measurable(run, KEPT)
-    with counting("factorising") as progress, process_group() as group:
+    with counting("factorising") as progress, process_group(_MINUTES) as group:
 
         def rows(part: range) -> Iterator[dict[str, Any]]:
             yield from map(asdict, measure([runs[index] for index in part], progress))

@@ -81,11 +81,8 @@ def page_tables(folder: Path) -> dict[str, str]:
 
 
 def over_training(entries: list[Any], columns: tuple[Column, ...]) -> str:
-    """Numbers of the stored checkpoints by update, and those at the end, which an entry has beside them."""
-    series = {}
-    for entry in entries:
-        numbers = entry["numbers"]
-        series[entry["label"]] = {**numbers["over_training"], str(numbers["best_at"]): numbers}
+    """Numbers of the stored checkpoints by update."""
+    series = {entry["label"]: entry["numbers"]["over_training"] for entry in entries}
     first, *later = dict.fromkeys(update for own in series.values() for update in own)
     heads = ["head"]
     for title, _, _ in columns:

@@ -174,7 +174,7 @@ def _alike(pools: Sequence[Sequence[ScoreSums]]) -> float:
     return float(bartlett(*several).pvalue) if len(several) > 1 else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # its arrays have no single truth value
 class _Model:
     """A label, and nats and tokens by unit of every seed."""
 

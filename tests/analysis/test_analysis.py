@@ -17,7 +17,7 @@ from lm.analysis.divergence import divergence_of_run, divergence_tables
 from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
 from lm.console.measured import figures_folder
 from lm.disk.jsonfile import canonical_json
-from lm.errors import ConfigError, DataError
+from lm.errors import ConfigError, DataError, DivergenceError
 from lm.heads import usage
 from lm.heads.head import Head, HeadConfig
 from lm.heads.states import Layers
@@ -60,7 +60,7 @@ def test_divergence_needs_two_contexts_and_possible_words() -> None:
             divergence_of_run(trained, ids_of(trained, tokens))
     with torch.no_grad():
         trained.model.head.bias[3] = -math.inf
-    with pytest.raises(DataError, match="not finite"):
+    with pytest.raises(DivergenceError, match="not finite"):
         divergence_of_run(trained, ids_of(trained, 9))
 
 

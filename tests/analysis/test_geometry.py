@@ -102,7 +102,7 @@ def test_an_error_names_the_future_that_is_not_finite() -> None:
     trained = tiny_lm()
     matrix = ExtendedMatrix.of(trained, ids_of(trained, 400), 20, 2)
     torch.nn.init.constant_(trained.model.head.weight, math.nan)
-    with pytest.raises(DataError, match="after future 0 are not finite"):
+    with pytest.raises(DivergenceError, match="after future 0 are not finite"):
         matrix.measured([0, 2])
 
 

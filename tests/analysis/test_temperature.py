@@ -118,7 +118,7 @@ def test_a_small_deviation_around_a_large_mean_is_kept() -> None:
     np.testing.assert_allclose(profile(trained, ids).spread, tau.std(0), rtol=1e-4)
 
 
-def test_a_run_without_temperatures_or_a_word_is_named_before_any_work(
+def test_a_run_without_temperatures_is_named_and_a_missing_word_before_any_work(
     ending: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "run", temperature="constant")

@@ -13,7 +13,7 @@ from scipy.spatial import ConvexHull
 
 from lm.analysis.unargmaxable import Logits, logits_of_head, unargmaxable_of_run, unargmaxable_words
 from lm.cli import main
-from lm.errors import ConfigError
+from lm.errors import ConfigError, DivergenceError
 from tests.support.plain_heads import make_head, naive_probabilities
 from tests.support.tiny_lm import tiny_lm, write_run
 
@@ -30,6 +30,13 @@ def test_words_inside_the_convex_hull_cannot_win(size: int) -> None:
     found = unargmaxable_words(Logits(weight, np.zeros(40), INFINITE))
     assert set(found.proved) == set(range(40)) - corners
     assert not found.undecided
+
+
+def test_a_diverged_model_has_no_number_of_words() -> None:
+    trained = tiny_lm()
+    torch.nn.init.constant_(trained.model.head.weight, INFINITE)
+    with pytest.raises(DivergenceError, match="output matrix is not finite"):
+        unargmaxable_of_run(trained)
 
 
 def test_a_bias_lifts_a_word_out_of_the_hull_and_a_bound_keeps_a_context_from_it() -> None:

@@ -8,7 +8,7 @@ from dialog.config import DialogConfig
 from lm.config.load import load_config
 from lm.config.presets import preset_names
 from lm.engine.config import OptimConfig, TrainConfig
-from lm.engine.limits import unreached
+from lm.engine.limits import notes_on_max_steps
 from lm.language.config import LmConfig
 
 
@@ -25,21 +25,21 @@ def test_a_limit_that_leaves_out_updates_of_a_key_is_told_by_its_name(
     optim: dict[str, Any], least: int, key: str
 ) -> None:
     config = OptimConfig.model_validate(optim)
-    (note,) = unreached(TrainConfig(max_steps=least - 1), config)
+    (note,) = notes_on_max_steps(TrainConfig(max_steps=least - 1), config)
     assert note.startswith(f"optim.{key} = {optim[key]}: training ends at train.max_steps = {least - 1}, so ")
-    assert not [*unreached(TrainConfig(max_steps=least), config)]
-    assert not [*unreached(TrainConfig(max_epochs=1), config)]
+    assert not [*notes_on_max_steps(TrainConfig(max_steps=least), config)]
+    assert not [*notes_on_max_steps(TrainConfig(max_epochs=1), config)]
 
 
 @pytest.mark.parametrize("waits", [{"average_trigger": 5}, {"average_patience": 5}])
 def test_an_average_that_validations_begin_has_no_note(waits: dict[str, int]) -> None:
     config = OptimConfig.model_validate({"average": "uniform", **waits})
-    assert not [*unreached(TrainConfig(max_steps=1), config)]
+    assert not [*notes_on_max_steps(TrainConfig(max_steps=1), config)]
 
 
 @pytest.mark.parametrize(("family", "schema"), [("lm", LmConfig), ("dialog", DialogConfig)])
 def test_presets_reach_the_end_of_their_schedules(family: str, schema: type[Any]) -> None:
     configs = {name: load_config(name, schema, family=family).config for name in preset_names(family)}
     assert configs
-    short = {name: [*unreached(one.train, one.optim)] for name, one in configs.items()}
+    short = {name: [*notes_on_max_steps(one.train, one.optim)] for name, one in configs.items()}
     assert {name: notes for name, notes in short.items() if notes} == {}

@@ -172,3 +172,12 @@ def test_saturation_is_logged_at_every_validation_and_told_when_it_begins_and_en
     assert [line.split(":")[0] for line in told] == ["warning", "the head's contexts are no longer saturated"]
     assert [event["step"] for event in events] == [2, 3]
     assert all(0 < event["derivative"] < LEAST_DERIVATIVE for event in events)
+
+
+def test_a_resumed_training_knows_that_its_contexts_were_saturated() -> None:
+    notes = Notes()
+    with run_folder() as folder:
+        for steps, bias in ((1, 4.0), (2, 4.0), (3, 0.0)):
+            train(folder, {"max_steps": steps, "validate_every": 1}, task=TaskWithHead(bias), notes=notes)
+    told = [line.split(":")[0] for line in notes.lines if "saturated" in line]
+    assert told == ["warning", "the head's contexts are no longer saturated"]

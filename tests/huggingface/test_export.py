@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dialog.cli import main as dialog_main
@@ -21,7 +22,7 @@ from dialog.decoding.beam import beam_search
 from dialog.decoding.config import DecodeConfig
 from dialog.decoding.steps import Marks
 from lm.cli import main
-from lm.errors import StorageError
+from lm.errors import DivergenceError, StorageError
 from lm.export import export_run, import_run
 from lm.hf import HighrankLanguageModel
 from lm.huggingface.folder import read_export
@@ -282,6 +283,17 @@ def test_an_import_notices_one_flipped_byte(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert not (tmp_path / "new").exists()
     import_run(out, tmp_path / "new")
+
+
+def test_weights_that_are_not_finite_are_not_imported(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_run(write_run(tmp_path / "run", lines=(5, 2, 2), kind="softmax"), out)
+    tensors = load_file(out / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = torch.nan
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DivergenceError, match="its weights are not finite; export another checkpoint"):
+        import_run(out, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_import_needs_every_file_except_the_card(tmp_path: Path) -> None:

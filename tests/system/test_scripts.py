@@ -105,7 +105,7 @@ def test_results_table_shows_where_each_number_of_a_file_is_from(tmp_path: Path)
         "| a | c | ab | [1] | m | 2 | d | 50.25 | – |",
         "| b | c | ab | [1] | m | 2 | d | – | 1,200 |",
     ]
-    (tmp_path / "lacking.json").write_text("{}")
+    (tmp_path / "lacking.json").write_text('{"entries": [{"label": "a"}]}')
     for given, said in (
         (("lacking.json",), "has no entries"),
         (("found.json", "--name", "test"), "no options"),
