@@ -299,7 +299,7 @@ def score(
     show(*scoring_tables(result))
 
 
-add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", "lm.analysis.report")
+add_compare_and_report(app, "lm runs/ptb_small_softmax runs/ptb_small_mos", "lm.language.report")
 
 
 app.add_typer(analyze, name="analyze")

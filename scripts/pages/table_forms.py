@@ -59,7 +59,8 @@ def percent(digits: int) -> Form:
 
 def three_digits(value: float) -> str:
     """A number in its first three digits."""
-    return f"{value:.3g}" if value < 1000 else f"{float(f'{value:.3g}'):,.0f}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:g}" if rounded < 1000 else f"{rounded:,.0f}"
 
 
 def share(value: float) -> str:
@@ -91,4 +92,5 @@ def precision_recall(value: Number) -> str:
 
 def times(value: float) -> str:
     """A ratio in its first two digits."""
-    return f"{value:#.2g}".removesuffix(".") + " ×"
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:.0f} ×" if rounded >= 100 else f"{rounded:#.2g}".removesuffix(".") + " ×"

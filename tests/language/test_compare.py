@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lm.analysis.report import FAMILY
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.compare import compare
 from lm.language.evaluate import evaluate
+from lm.language.report import FAMILY
 from lm.language.tables import comparison_tables
 from lm.report.page import report_of
 from lm.results import as_json

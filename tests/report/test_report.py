@@ -18,10 +18,10 @@ import torch
 from dialog.cli import main as dialog_main
 from dialog.config import DialogConfig
 from dialog.report import FAMILY as DIALOG
-from lm.analysis.report import FAMILY as LM
 from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
+from lm.language.report import FAMILY as LM
 from lm.report.charts import Series, line_chart, linear_ticks, log_ticks
 from lm.report.page import report_of
 from lm.report.train_command import train_command

@@ -230,3 +230,21 @@ def test_every_label_that_tables_ask_for_has_a_number() -> None:
     assert {label for pair in (*compared.STARTS, *compared.REMOVED) for label in pair} <= everywhere
     presets = {entry["config"] for file in compared.LEADS for entry in entries_of(folder, file)}
     assert all(any(preset.endswith(f"_{head}") for preset in presets) for head in compared.LEADING)
+
+
+@pytest.mark.usefixtures("scripts")
+@pytest.mark.parametrize(
+    ("value", "digits", "ratio"),
+    [
+        (0.0523, "0.0523", "0.052 ×"),
+        (1.96, "1.96", "2.0 ×"),
+        (99.7, "99.7", "100 ×"),
+        (999.7, "1,000", "1000 ×"),
+        (5123.0, "5,120", "5100 ×"),
+    ],
+)
+def test_numbers_keep_their_digits_at_the_edges_of_a_form(value: float, digits: str, ratio: str) -> None:
+    from pages.table_forms import three_digits, times
+
+    assert three_digits(value) == digits
+    assert times(value) == ratio
