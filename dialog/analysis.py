@@ -12,7 +12,7 @@ from torch import Tensor
 from dialog.batches import fingerprint
 from dialog.config import DialogConfig
 from dialog.corpora.own_data import in_run
-from dialog.evaluate import EvaluationData, load_test_set, own_test, require_readable
+from dialog.evaluate import EvaluationData, load_test_set, own_test_corpus, require_readable
 from dialog.evaluation_names import setting_name
 from dialog.task import EncodedDialogs
 from dialog.trained import TrainedModel
@@ -67,13 +67,13 @@ class AnalysedModel:
                 yield block
 
 
-def require_texts(runs: Sequence[Path], data: str | None) -> None:
+def require_corpora(runs: Sequence[Path], data: str | None) -> None:
     """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read."""
 
     def check(run: Path) -> None:
         config = config_of(run, DialogConfig).config
         if data is None:
-            own_test(in_run(run, config.data))
+            own_test_corpus(in_run(run, config.data))
 
     require_each(runs, check)
 
@@ -95,7 +95,7 @@ def analysed_models(
         DataError: bad data, data of unknown words, or a missing test split, before any run is loaded.
         StorageError: a path that is no run, before any run is loaded; a bad run.
     """
-    require_texts(runs, data)
+    require_corpora(runs, data)
     for opened in opened_models(runs, checkpoint, every, TrainedModel.load):
         own = in_run(opened.run, opened.trained.config.data)
         with naming(opened, data):

@@ -37,10 +37,10 @@ def rank(
     """
     in_processes(processes)
     check_splits(runs, [json_file], data)
-    from dialog.analysis import ranks_of_models, require_texts
+    from dialog.analysis import ranks_of_models, require_corpora
     from lm.spectra.rank_report import report_ranks, shared_ranks
 
-    require_texts(runs, data)  # of all processes
+    require_corpora(runs, data)  # of all processes
     measure = partial(ranks_of_models, data=data, limit=limit, checkpoint=checkpoint)
     report_ranks(runs, shared_ranks(runs, measure), out, json_file)
 

@@ -236,7 +236,7 @@ def bleu_tokens(codec: Codec, ids: Sequence[int]) -> list[str]:
     return known + [token for part in rest for token in (UNK, *part)]
 
 
-def own_test(config: DataConfig) -> str:
+def own_test_corpus(config: DataConfig) -> str:
     """The test corpus of a run. DataError if it is missing."""
     return split_of_run(config, "test", "name a corpus with --data")
 
@@ -258,7 +258,7 @@ def load_test_set(
         raise ConfigError(
             f"{references}: lacks the last responses, which data.last_response adds; leave out --references"
         )
-    source = source or own_test(config)
+    source = source or own_test_corpus(config)
     dialogs = load_dialogs(source)
     backward = config.direction == "backward"
     examples = list_examples(dialogs, config.context, config.last_response, backward)

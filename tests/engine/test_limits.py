@@ -1,5 +1,6 @@
 """Limits of a training that leave out the end of its schedule, or its average."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ from dialog.config import DialogConfig
 from lm.config.load import load_config
 from lm.config.presets import preset_names
 from lm.engine.config import OptimConfig, TrainConfig
+from lm.engine.events import Note
 from lm.engine.limits import notes_on_max_steps
 from lm.language.config import LmConfig
+from lm.language.train import train
+from tests.support.tiny_training import resolved, write_corpus
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,13 @@ def test_presets_reach_the_end_of_their_schedules(family: str, schema: type[Any]
     assert configs
     short = {name: [*notes_on_max_steps(one.train, one.optim)] for name, one in configs.items()}
     assert {name: notes for name, notes in short.items() if notes} == {}
+
+
+def test_a_training_tells_what_its_limit_leaves_out(in_tmp: Path) -> None:
+    sizes = "[model]\nembedding_size = 6\nhidden_sizes = [8]\n[window]\nlength = 7\nshortest = 2\n"
+    write_corpus(in_tmp, f'[data]\ntrain = "train.txt"\nvalid = "valid.txt"\n{sizes}', 20, 20, longest=12)
+    events: list[object] = []
+    average = ("optim.average=ema", "optim.average_start=2", "train.max_steps=2", "train.batch_size=4")
+    train(resolved(*average), Path("run"), events.append)
+    said = "optim.average_start = 2: training ends at train.max_steps = 2, so no weights are averaged"
+    assert events.count(Note(said)) == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm.engine.events import Note, no_report
+from lm.engine.events import no_report
 from lm.engine.rng import seed_everything
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language.corpora.corpus import load_codec, load_split
@@ -174,14 +174,6 @@ def test_state_is_carried_within_a_pass_and_starts_from_zero(corpus: Path) -> No
     fresh = float(tiny.loss(next(tiny.epoch(1, 0))).nll)
     tiny.load_state(zero)
     assert float(tiny.loss(next(tiny.epoch(1, 0))).nll) == fresh, "a pass begins with another's state"
-
-
-def test_a_training_tells_what_its_limit_leaves_out(corpus: Path) -> None:
-    events: list[object] = []
-    average = ("optim.average=ema", "optim.average_trigger=0", "optim.average_start=2", "train.max_steps=2")
-    train(resolved(*average), Path("run"), events.append)
-    said = "optim.average_start = 2: training ends at train.max_steps = 2, so no weights are averaged"
-    assert events.count(Note(said)) == 1
 
 
 def test_validation_of_one_stream_is_the_score_of_the_opened_run(corpus: Path) -> None:
