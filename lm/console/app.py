@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from lm import __version__, numbers
 from lm.config.named_data import NamedSplits, require_splits
+from lm.config.settings import COMMAND_LINE, DEFAULT
 from lm.console.output import FORMS, choose_form, markdown_wanted, note, show, utf8
 from lm.console.usage import require_once, usage_error
 from lm.disk.storage import require_place
@@ -83,6 +84,8 @@ def show_training(folder: Path, resolved: "Resolved[Any]", module: str) -> None:
     """
     if leads():
         require_place(folder)
+        if {*resolved.provenance.values()} <= {DEFAULT, COMMAND_LINE}:
+            note("warning: the config has no keys, so a model of the default sizes is trained")
     from lm.engine.progress import make_reporter
 
     train = importlib.import_module(module).train

@@ -52,12 +52,18 @@ def flushed_denormals() -> Iterator[None]:
 
 
 def load_note() -> str:
-    """A hint on ``train.threads`` if torch has several threads and other work takes a processor or more."""
+    """A hint on ``train.threads`` if they exceed the processors, or other work takes a processor or more."""
+    threads, processors = torch.get_num_threads(), visible_processors()
+    if threads > processors:
+        return (
+            f"note: {threads} threads on {processors} processors wait for each other; in a new run, set"
+            f" train.threads to {processors} or less"
+        )
     try:
-        load, processors = os.getloadavg()[0], visible_processors()
+        load = os.getloadavg()[0]
     except OSError:  # unknown on this system
         return ""
-    if torch.get_num_threads() == 1 or load < processors + 1:
+    if threads == 1 or load < processors + 1:
         return ""
     return (
         f"note: the load is {load:.1f} on {processors} processors, where threads wait for each other;"

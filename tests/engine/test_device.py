@@ -26,6 +26,13 @@ def test_a_load_above_the_processors_gives_a_hint_on_threads(
         assert "train.threads=1" in note
 
 
+def test_more_threads_than_processors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert load_note().startswith("note: 64 threads on 2 processors wait for each other; in a new run, set")
+
+
 def test_the_threads_of_a_training_are_not_those_of_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)

@@ -237,3 +237,16 @@ def test_the_bottleneck_is_drawn_once(lm: Lm, inside: Path) -> None:
     before = {name: (Path("b") / name).read_bytes() for name in files}
     assert measured(lm, *BOTTLENECK, "--out", "b")[0]["rows"] == result["rows"]
     assert {name: (Path("b") / name).read_bytes() for name in files} == before
+
+
+def test_a_config_without_keys_is_told(lm: Lm, inside: Path) -> None:
+    Path("empty.toml").write_text("# nothing yet\n")
+    sizes = [
+        f"--set={key}" for key in ("model.embedding_size=4", "model.hidden_sizes=[4]", "train.max_steps=1")
+    ]
+    data = [f"--set=data.{split}=text.txt" for split in ("train", "valid")]
+    said = "warning: the config has no keys, so a model of the default sizes is trained"
+    code, _, err = lm("train", "empty.toml", *data, *sizes, "--run", "runs/empty")
+    assert (code, said in err) == (0, True)
+    Path("empty.toml").write_text('about = "a beginning"\n')
+    assert said not in lm("train", "empty.toml", *data, *sizes, "--run", "runs/told")[2]
