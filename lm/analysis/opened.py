@@ -30,8 +30,7 @@ def opened_with_text(
     """Yield one checkpoint of each run, or ``every`` stored one, with the text to analyse.
 
     StorageError if a path is no run, and DataError if a run has no test split and needs one, before any run
-    is loaded. WorkerError where they
-    differ among the processes of a group.
+    is loaded. WorkerError where they differ among the processes of a group.
     """
     from lm.language.trained import TrainedLm
 
