@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dialog.metrics.scores import ALL_FIVE, SAID
 from dialog.utterance import Dialog
-from lm.console.shared_tables import preparation_tables
+from lm.console.shared_tables import evaluated, preparation_tables
 from lm.console.tables import Table
 from lm.console.terminal import sanitize
 from lm.measures import guessing_note, unknown_note
@@ -58,9 +58,8 @@ def evaluation_tables(result: "DialogEvaluation") -> list[Table | str]:
     note = f"; true response {yardsticks.true_response.treatment}. {yardsticks.note}"
     if repr(ALL_FIVE) in systems:
         note += f" The row {ALL_FIVE!r} has the five constant answers as one list."
-    title = f"{subject.run} on {subject.data.name}"
     return [
-        *_tables(title, systems, shown, cut, note),
+        *_tables(evaluated(subject, result.ensemble_with), systems, shown, cut, note),
         *([guessing_note(found.nll, found.vocabulary)] if found.near_guessing else []),
         *unknown_note(subject.data.unknown_share, subject.data.own_unknown_share),
         *result.warnings,

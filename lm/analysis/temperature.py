@@ -250,7 +250,7 @@ def temperature_tables(results: Mapping[str, TemperatureReport]) -> list[Table |
                 for place in found.occurrences[:MOST_OCCURRENCES]
             ]
             more = len(found.occurrences) - len(places)
-            title = f"{found.word} by {name}" + (f", {more:,} more in the JSON" if more else "")
+            title = f'"{found.word}" in its contexts, by {name}' + (f" ({more:,} more)" if more else "")
             tables.append(Table(title, places))
     return tables
 

@@ -10,6 +10,7 @@ from lm.errors import visible
 
 if TYPE_CHECKING:
     from lm.runs.compare import ComparedRuns
+    from lm.runs.evaluations import Member, Subject
 
 
 def config_table(name: str, resolved: Resolved[C]) -> Table:
@@ -21,6 +22,13 @@ def config_table(name: str, resolved: Resolved[C]) -> Table:
             value = getattr(value, part)
         rows.append({"key": key, "value": str(value), "from": resolved.provenance[key]})
     return Table(f"Config {name}", rows)
+
+
+def evaluated(subject: "Subject", others: "Sequence[Member] | None" = None) -> str:
+    """The title of an evaluation: its models, the text, and the checkpoint unless it is the best."""
+    models = " + ".join([subject.run, *(one.run for one in others or ())])
+    at = "" if subject.checkpoint == "best" else f", {subject.checkpoint}"
+    return f"{models} on {subject.data.name}{at}"
 
 
 def preparation_tables(report: Mapping[str, Any], columns: Sequence[str], words: str) -> list[Table | str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lm.console.shared_tables import comparison_warnings, p_tables, pool_tables
+from lm.console.shared_tables import comparison_warnings, evaluated, p_tables, pool_tables
 from lm.console.tables import Table
 from lm.errors import visible
 from lm.language.dynamic import DynamicEvaluation
@@ -83,7 +83,8 @@ def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:
         scores[f"perplexity, {MEASURE_LABELS[key]}"] = one.likelihood.perplexity
     if static is not None:
         scores[f"perplexity, {MEASURE_LABELS['static']}"] = static
-    return Table(f"{result.subject.run} on {result.subject.data.name}", [scores], upright=True)
+    others = result.ensemble_with if isinstance(result, StaticEvaluation) else None
+    return Table(evaluated(result.subject, others), [scores], upright=True)
 
 
 def _notes(result: LmEvaluation) -> list[str]:

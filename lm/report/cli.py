@@ -81,6 +81,8 @@ def _runs_among(paths: Sequence[Path], *, files: bool = False) -> tuple[list[Pat
         if (path / CONFIG).exists() or not path.exists() or (files and evaluation_at(path))
     ]
     others = ", ".join(visible(path) for path in paths if path not in runs)
+    if not runs and (kept := [path for path in paths if evaluation_at(path)]):
+        raise DataError(f"{visible(kept[0])}: an evaluation; name its run, and the evaluation with --name")
     if not runs:
         raise DataError(f"{others}: no run, which would be a folder with {CONFIG}; name at least one")
     return runs, [f"left out, being no runs: {others}"] if others else []

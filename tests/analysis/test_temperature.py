@@ -179,7 +179,7 @@ def test_every_place_of_a_word_has_its_temperature(
     result = json.loads(Path("t.json").read_text())["runs"]["run"]
     text = (tmp_path / "test.txt").read_text().split()
     assert len(result["occurrences"]) == text.count("rain") > 0
-    assert "rain by run" in out
+    assert '"rain" in its contexts, by run' in out
 
 
 def test_guesses_have_their_temperatures(tmp_path: Path) -> None:

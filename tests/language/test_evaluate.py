@@ -14,6 +14,7 @@ from lm.analysis.components import components_of_run
 from lm.analysis.opened import text_of
 from lm.arrays import Floats
 from lm.config.named_data import split_of_run
+from lm.console.shared_tables import evaluated
 from lm.errors import ConfigError, DataError, StorageError
 from lm.language import refinements
 from lm.language.config import DataConfig
@@ -367,7 +368,10 @@ def test_an_ensemble_has_the_parameters_of_all_its_models(tmp_path: Path) -> Non
     runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", kind="mos", components=2)]
     one, two = (evaluate(run).subject.parameters for run in runs)
     assert one != two
-    assert evaluate(runs[0], others=runs[1:]).subject.parameters == one + two
+    both = evaluate(runs[0], others=runs[1:])
+    assert both.subject.parameters == one + two
+    assert evaluated(both.subject, both.ensemble_with) == f"{runs[0]} + {runs[1]} on test"
+    assert evaluated(evaluate(runs[0], checkpoint="step-3").subject) == f"{runs[0]} on test, step-3"
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.92, False), (0.93, True)])

@@ -334,6 +334,9 @@ def test_lm_report_is_a_command(tmp_path: Path, ending: Callable[..., Outcome]) 
     code, said, _ = ending(lm_main, "report", str(lm_run(tmp_path / "a", 0)), "--out", str(out))
     assert (code, out.is_file()) == (0, True)
     assert said.startswith("a has a perplexity of ")
+    kept = tmp_path / "a" / "evaluation" / "test.json"
+    code, _, said = ending(lm_main, "report", str(kept), "--out", str(out))
+    assert (code, said) == (3, f"{kept}: an evaluation; name its run, and the evaluation with --name\n")
 
 
 # In a browser
