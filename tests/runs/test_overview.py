@@ -143,11 +143,11 @@ def test_a_finished_training_shows_its_curve_again(
 ) -> None:
     run = tmp_path / "run"
     shown = []
-    limits: Any = LIMITS
-    trainer = SimpleNamespace(train=lambda limits, folder, report: train(folder, limits))
+    resolved: Any = SimpleNamespace(config=LIMITS, provenance={})
+    trainer = SimpleNamespace(train=lambda resolved, folder, report: train(folder, resolved.config))
     monkeypatch.setitem(sys.modules, "trainer", trainer)
     for _ in range(2):
-        show_training(run, limits, "trainer")
+        show_training(run, resolved, "trainer")
         shown.append(capfd.readouterr().out.splitlines()[1:])
     assert shown[0][0].startswith("validation perplexity, best")
     assert shown[0] == shown[1]
