@@ -72,9 +72,10 @@ def _per_scored(found: Likelihood) -> float:
 
 
 def _likelihood(result: LmEvaluation, static: float | None = None) -> Table:
-    """Likelihood of a run, and perplexities of its refinements and of ``static`` evaluation."""
+    """Likelihood of a run and of its refinements; of a dynamic evaluation also the ``static`` perplexity."""
     found = result.likelihood
-    scores = {"perplexity": found.perplexity, "nll": found.nll}
+    name = "perplexity" if static is None else "perplexity, dynamic"
+    scores = {name: found.perplexity, "nll": found.nll}
     if found.bits_per_character is not None:
         scores["bits_per_character"] = found.bits_per_character
     scores["tokens"] = found.tokens
