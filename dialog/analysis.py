@@ -18,9 +18,8 @@ from dialog.task import EncodedDialogs
 from dialog.trained import TrainedModel
 from lm.disk.tensors import sha256_of
 from lm.engine.device import flushed_denormals
-from lm.runs.inputs import config_of
 from lm.runs.measured import Measured, MeasuredText, measurement
-from lm.runs.opened import Opened, naming, opened_models, require_each
+from lm.runs.opened import Opened, naming, opened_models, require_runs
 from lm.spectra.derivatives import HeadGradients
 from lm.spectra.gradient import GradientMeasures, measure_gradients
 from lm.spectra.run_rank import Predictions, RunRank, measure_rank
@@ -70,12 +69,10 @@ class AnalysedModel:
 def require_corpora(runs: Sequence[Path], data: str | None) -> None:
     """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read."""
 
-    def check(run: Path) -> None:
-        config = config_of(run, DialogConfig).config
-        if data is None:
-            own_test_corpus(in_run(run, config.data))
+    def own_test(run: Path, config: DialogConfig) -> str:
+        return own_test_corpus(in_run(run, config.data))
 
-    require_each(runs, check)
+    require_runs(runs, DialogConfig, own_test if data is None else None)
 
 
 def analysed_models(

@@ -11,7 +11,7 @@ from lm.console.options import JsonFile
 from lm.console.output import counting
 from lm.language.options import Data, Limit, spare_texts
 from lm.runs.measured import measurement
-from lm.runs.opened import naming, opened_models, require_each
+from lm.runs.opened import naming, opened_models, require_runs
 
 
 def gradient(
@@ -95,9 +95,8 @@ def unargmaxable(
     from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
     from lm.language.config import LmConfig
     from lm.language.trained import TrainedLm
-    from lm.runs.inputs import config_of
 
-    require_each(runs, lambda run: config_of(run, LmConfig))
+    require_runs(runs, LmConfig)
     results = {}
     with counting("searching") as progress:
         for opened in opened_models(runs, checkpoint, over_training, TrainedLm.load):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from lm.errors import ConfigError, DataError
 from lm.parallel.group import ALONE, Group
 from lm.runs.measured import Measured, measurement
-from lm.runs.opened import Opened, naming, opened_models, require_each
+from lm.runs.opened import Opened, naming, opened_models, require_runs
 
 if TYPE_CHECKING:
     from lm.language.evaluate import Text
@@ -47,14 +47,8 @@ def require_texts(runs: Sequence[Path], data: str | None) -> None:
     """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read."""
     from lm.language.config import LmConfig
     from lm.language.evaluate import own_test
-    from lm.runs.inputs import config_of
 
-    def check(run: Path) -> None:
-        config = config_of(run, LmConfig).config
-        if data is None:
-            own_test(config)
-
-    require_each(runs, check)
+    require_runs(runs, LmConfig, (lambda _, config: own_test(config)) if data is None else None)
 
 
 def alike(steps: Iterator[OpenedText], *, texts: bool = True) -> Iterator[OpenedText]:

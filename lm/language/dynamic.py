@@ -126,7 +126,7 @@ def dynamic(
         statistics, key = run_statistics(
             trained, run, setting.window, compat == "paper", progress, setting.streams
         )
-        if search and valid:
+        if search and valid is not None:
             setting, tried = choose(
                 search, setting, trained, statistics, valid, run / DYNAMIC_FOLDER, key, progress
             )

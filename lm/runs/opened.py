@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from lm.config.load import C
 from lm.errors import ConfigError, DataError, DivergenceError, StorageError, visible
 
 M = TypeVar("M")  # a trained model of either family
@@ -45,11 +46,20 @@ def checkpoints_of(run: Path) -> list[str]:
     return intact
 
 
-def require_each(runs: Sequence[Path], check: Callable[[Path], object]) -> None:
-    """Run ``check`` on every run before any is loaded. A DataError is raised with the name of its run."""
+def require_runs(
+    runs: Sequence[Path], schema: type[C], own_test: Callable[[Path, C], object] | None = None
+) -> None:
+    """Read the config of every run, before any is loaded, and look for its test split with ``own_test``.
+
+    StorageError for a path that is no run. A DataError of ``own_test`` is raised with the name of its run.
+    """
+    from lm.runs.inputs import config_of
+
     for run in runs:
+        config = config_of(run, schema).config
         try:
-            check(run)
+            if own_test is not None:
+                own_test(run, config)
         except DataError as error:
             raise DataError(f"{visible(run)}: {error}") from None
 
