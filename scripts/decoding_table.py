@@ -79,17 +79,19 @@ def main() -> None:
     parser.add_argument("--machine", default="", help="the machine of the evaluations, for --json")
     options = parser.parse_args()
     require(not options.json or options.machine, "--json: name the machine with --machine TEXT")
-    entries, people = [], None
+    entries, first = [], None
     for text in options.results:
         label, equals, path = text.rpartition("=")
         require(equals, f"{text}: give a label and a file, as in greedy=greedy.json")
         result: Any = read_json(Path(path))
         require("yardsticks" in result, f"{path}: not a result of dialog evaluate --json")
+        first = first or result
+        same = result["yardsticks"] == first["yardsticks"]
+        require(same, f"{path}: scores of other contexts or references than {options.results[0]}")
         entries.append(entry_of(label, result, options.machine))
-        people = result["yardsticks"]["true_response"]
-    assert people is not None
-    first = entries[0]
-    human = first | {"label": "true responses", "settings": [], "numbers": numbers(people)}
+    assert first is not None
+    people = numbers(first["yardsticks"]["true_response"])
+    human = entries[0] | {"label": "true responses", "settings": [], "numbers": people}
     found = {"about": options.about, "entries": [*entries, human]}
     print(table(found["entries"], *TABLES[NAME][1:]))
     if options.json:

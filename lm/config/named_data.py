@@ -29,11 +29,14 @@ class NamedSplits(Protocol):
     def test(self) -> str: ...
 
 
-def missing(source: str, command: str, other: str = "") -> DataError:
-    """The error for a missing source, with the command that prepares a split, or another remedy."""
+def missing(source: str, command: str, other: str = "", named: str = "the path") -> DataError:
+    """The error for a missing source, with the command that prepares a split, or another remedy.
+
+    ``named`` is what named the source, as ``data.train``.
+    """
     path = Path(source)
     if path.name not in SPLITS or not path.parent.name:
-        return DataError(f"{source}: no such file or folder; check the path")
+        return DataError(f"{source}: no such file or folder; check {named}")
     if os.path.isfile(path.parent / "manifest.json"):
         remedies = " or ".join(filter(None, (f"prepare it again with a {path.name} split", other)))
         return DataError(f"{path.parent}: prepared without a {path.name} split; {remedies}")
@@ -75,7 +78,7 @@ def require_splits(data: NamedSplits, command: str, instead: str = "") -> list[s
             raise DataError(f"data.{name} is empty; name a corpus, in the config or with --set data.{name}=…")
         if not source.startswith(_MADE_UP) and not _exists(source, os.stat):
             own = f"train on a file of your own with: {instead}" if instead else ""
-            raise missing(source, command, own or f"name yours with --set data.{name}=…")
+            raise missing(source, command, own or f"name yours with --set data.{name}=…", f"data.{name}")
     return [
         f"warning: data.{one} and data.{other} are both {visible(getattr(data, one))}; "
         "scores do not measure generalisation to other text"

@@ -166,6 +166,17 @@ def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> N
     assert len(entries[1]["config_sha256"]) == 16
 
 
+def test_the_table_of_decoding_refuses_scores_of_other_contexts(tmp_path: Path) -> None:
+    own = evaluation_of(make_run(tmp_path / "mos", "mos", 2, 41.5, "dialog")) | {"decode": {}}
+    other = own | {"yardsticks": {"true_response": {"mean_length": 8.0}}}
+    for name, result in {"own": own, "other": other}.items():
+        (tmp_path / name).write_text(json.dumps(result))
+    given = [f"{name}={tmp_path / name}" for name in ("own", "other")]
+    code, _, err = ended_script(SCRIPTS / "decoding_table.py", *given)
+    refused = f"{tmp_path / 'other'}: scores of other contexts or references than {given[0]}"
+    assert (code, err) == (2, f"{refused}\n")
+
+
 def test_the_keys_of_the_table_of_decoding_repeat_the_evaluation(tmp_path: Path) -> None:
     """The preset of the run has a table [decode] of its own."""
     run = make_run(tmp_path / "mos", "mos", 2, 41.5, "dialog")
