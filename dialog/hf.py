@@ -141,6 +141,7 @@ class HighrankDialogModel(ExportedModel):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
         """Read tokens of responses (B, T) after contexts (B, M).
 
@@ -156,6 +157,8 @@ class HighrankDialogModel(ExportedModel):
                 output has the mean loss in nats, and no logits, which would be the largest tensor.
             use_cache: True to return the state after the tokens.
             return_dict: ignored; the result is never a tuple.
+            num_items_in_batch: divides the loss instead of the number of scored labels, see
+                :func:`lm.huggingface.generation.mean_loss`.
 
         Raises:
             ValueError: ``labels`` without ``input_ids``, neither ``labels`` nor ``decoder_input_ids``, or no
@@ -164,7 +167,8 @@ class HighrankDialogModel(ExportedModel):
         if labels is not None:
             if input_ids is None:
                 raise ValueError("labels need input_ids: give the contexts, which the loss encodes itself")
-            return Seq2SeqLMOutput(loss=self._loss(input_ids, attention_mask, token_type_ids, labels))
+            loss, scored = self._loss(input_ids, attention_mask, token_type_ids, labels)
+            return Seq2SeqLMOutput(loss=loss / (num_items_in_batch or max(scored, 1)))
         if decoder_input_ids is None:
             raise ValueError("give decoder_input_ids for logits, or input_ids with labels for a loss")
         if past_key_values is not None:
@@ -242,15 +246,17 @@ class HighrankDialogModel(ExportedModel):
         skipped = (IGNORED, self.config.pad_token_id, self.config.bos_token_id)
         return ~torch.isin(labels, labels.new_tensor(skipped))
 
-    def _loss(self, contexts: Tensor, mask: Tensor | None, floors: Tensor | None, labels: Tensor) -> Tensor:
-        """Mean loss of a token, 0 if none is scored. Rows without any do not count as empty responses."""
+    def _loss(
+        self, contexts: Tensor, mask: Tensor | None, floors: Tensor | None, labels: Tensor
+    ) -> tuple[Tensor, int]:
+        """Loss of the scored tokens, and their number. Rows without any do not count as empty responses."""
         rows = self._scored(labels).any(1)
         if not rows.any():
-            return self.get_input_embeddings().weight.sum() * 0
+            return self.get_input_embeddings().weight.sum() * 0, 0
         mask, floors = (None if given is None else given[rows] for given in (mask, floors))
         hidden, targets, streams = self.model.hidden(self.batch(contexts[rows], mask, floors, labels[rows]))
         loss: Tensor = self.model.head.loss(hidden, targets, streams=streams)
-        return loss / len(targets)
+        return loss, len(targets)
 
 
 AutoConfig.register(HighrankDialogConfig.model_type, HighrankDialogConfig)

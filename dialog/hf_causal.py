@@ -73,6 +73,7 @@ class HighrankStreamModel(ExportedModel):
         found = carried_architecture(config.trunk or {})
         self.model = Seq2Seq(settings, config.vocab_size, config.unk_token_id, found)
         self.post_init()  # type: ignore[no-untyped-call]
+        self.loss_type = "ForCausalLM"  # the trainer counts no first labels, which nothing predicts
 
     def forward(
         self,
@@ -84,6 +85,7 @@ class HighrankStreamModel(ExportedModel):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
         """Read tokens (B, T), as :meth:`lm.hf.HighrankLanguageModel.forward` with its other arguments.
 
@@ -107,7 +109,7 @@ class HighrankStreamModel(ExportedModel):
             marked = dropout(words + self.model.encoder.floor(floors), decoder.dropout, self.training)
             hidden, state = decoder.begin(marked, kept)
         cache: Any = StateCache(state, seen + steps) if use_cache is not False else None
-        return self.causal_output(hidden, labels, attention_mask, cache, logits_to_keep)
+        return self.causal_output(hidden, labels, attention_mask, cache, logits_to_keep, num_items_in_batch)
 
     def floors(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """One at the responder's utterances in streams (B, T) whose speakers take turns, else zero."""

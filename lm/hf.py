@@ -85,6 +85,7 @@ class HighrankLanguageModel(ExportedModel):
             trunk = pretrained_trunk(own, found)
         self.model = LanguageModel(own, words, config.line_end_id, trunk)
         self.post_init()  # type: ignore[no-untyped-call]
+        self.loss_type = "ForCausalLM"  # the trainer counts no first labels, which nothing predicts
 
     def forward(
         self,
@@ -95,6 +96,7 @@ class HighrankLanguageModel(ExportedModel):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
         """Read tokens (B, T).
 
@@ -107,6 +109,7 @@ class HighrankLanguageModel(ExportedModel):
             use_cache: True to return the state after the tokens.
             logits_to_keep: number of last positions with logits; 0 = all.
             return_dict: ignored; the result is never a tuple.
+            num_items_in_batch: divides the loss, see :func:`lm.huggingface.generation.mean_loss`.
 
         Raises ValueError for padding on the right.
         """
@@ -117,7 +120,7 @@ class HighrankLanguageModel(ExportedModel):
         if use_cache is not False:
             seen = past_key_values.tokens if past_key_values else 0
             cache = StateCache(state, seen + input_ids.shape[1])
-        return self.causal_output(hidden, labels, attention_mask, cache, logits_to_keep)
+        return self.causal_output(hidden, labels, attention_mask, cache, logits_to_keep, num_items_in_batch)
 
     def _read(
         self, tokens: Tensor, before: TrunkState | None, mask: Tensor | None

@@ -40,6 +40,9 @@ class HighrankForCausalLM(nn.Module):
             that cannot begin so.
     """
 
+    accepts_loss_kwargs = True  # the trainer gives ``num_items_in_batch``,
+    loss_type = "ForCausalLM"  # and counts no first labels, which nothing predicts
+
     def __init__(
         self, model: PreTrainedModel, head: HeadConfig, start: Literal["pretrained", "random"] = "pretrained"
     ) -> None:
@@ -72,20 +75,25 @@ class HighrankForCausalLM(nn.Module):
         self.trunk.activation_checkpointing_enable(activation_checkpointing_kwargs, every_n_layers, offload)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutput:
         """Read tokens (B, T).
 
         ``labels`` (B, T) are the ids that each position should have. They are shifted here, and −100 is not
         scored. With them, the output has the mean loss in nats and no logits. Without them, it has
-        log-probabilities (B, T, V) as logits.
+        log-probabilities (B, T, V) as logits. ``num_items_in_batch`` divides the loss instead of the number
+        of scored labels, see :func:`lm.huggingface.generation.mean_loss`.
         """
         hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
         hidden = hidden.to(self.head.weight.dtype)  # transformers opens a model in the precision of its file
         if labels is None:
             return CausalLMOutput(logits=self.head.log_probs(hidden))
         before = hidden[:, :-1].transpose(0, 1)  # (T, B, H), so that a stream has one mask of latent dropout
-        return CausalLMOutput(loss=mean_loss(self.head, before, labels, attention_mask))
+        return CausalLMOutput(loss=mean_loss(self.head, before, labels, attention_mask, num_items_in_batch))
 
 
 @torch.no_grad()

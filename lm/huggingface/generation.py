@@ -72,6 +72,7 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _is_stateful = True
     _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012 (as transformers has it)
+    accepts_loss_kwargs = True  # its trainer gives ``num_items_in_batch``
     model: Any
 
     @classmethod
@@ -90,33 +91,44 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
         mask: Tensor | None,
         cache: Any,
         logits_to_keep: int,
+        num_items_in_batch: Tensor | int | None,
     ) -> CausalLMOutputWithPast:
         """The mean loss of labels (B, T), or log-probabilities at the last positions of states (T, B, ·).
 
-        ``mask`` (B, at least T) is zero at padding.
+        ``mask`` (B, at least T) is zero at padding, and ``num_items_in_batch`` is that of :func:`mean_loss`.
         """
         head = self.model.head
         if labels is None:
             log_probs = head.log_probs(hidden.map(lambda states: states[-logits_to_keep:]))
             return CausalLMOutputWithPast(logits=log_probs.transpose(0, 1), past_key_values=cache)
         before = self.for_head(hidden.map(lambda states: states[:-1]))
-        return CausalLMOutputWithPast(loss=mean_loss(head, before, labels, mask), past_key_values=cache)
+        loss = mean_loss(head, before, labels, mask, num_items_in_batch)
+        return CausalLMOutputWithPast(loss=loss, past_key_values=cache)
 
     def for_head(self, hidden: Layers) -> Layers:
         """Hidden states (T, B, ·) in the shape for the head's own dropout."""
         return hidden
 
 
-def mean_loss(head: Head, before: States, labels: Tensor, mask: Tensor | None) -> Tensor:
+def mean_loss(
+    head: Head,
+    before: States,
+    labels: Tensor,
+    mask: Tensor | None,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
     """Mean loss of the labels (B, T) after the first that are scored, from the states before them.
 
     The first token after padding, where ``mask`` is zero, is not scored, as it is not where it is alone.
+    ``num_items_in_batch`` divides the sum instead of the number of scored labels. The trainer of transformers
+    gives it, so that batches whose gradients it accumulates have the gradient of one large batch.
     """
     targets = labels[:, 1:].T
     scored = targets != IGNORED
     if mask is not None:
         scored &= mask[:, -labels.shape[1] : -1].T.bool()
-    return head.loss(before, targets.clamp(min=0), scored) / scored.sum().clamp(min=1)
+    loss = head.loss(before, targets.clamp(min=0), scored)
+    return loss / (scored.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
 def tuples(value: Any) -> Any:
