@@ -51,7 +51,7 @@ from lm.runs.evaluations import (
     spread,
 )
 from lm.steps import OnProgress, Steps, no_progress
-from lm.text.vocabulary import require_known
+from lm.text.vocabulary import Codec, require_known
 
 NONE = Refinements()
 BLOCK = 1000  # tokens of a resampling unit of comparisons
@@ -68,7 +68,7 @@ class Text:
     source: str
     ids: Ids
     sha256: str  # of the whole split
-    characters: int | None  # of the text; None for a part of words, or if one has become ``<unk>``
+    characters: int | None  # that its tokens spell, ends of lines included; None if one became ``<unk>``
 
     def name_at(self, checkpoint: str) -> str:
         """Its name in names of results, with that of the checkpoint unless it is the best."""
@@ -233,13 +233,20 @@ def load_text(trained: TrainedLm, source: str, limit: int | None = None) -> Text
         raise ConfigError(f"--limit {limit}: must be at least 1")
     split = load_split(source, trained.codec)
     ids, name = split.ids(), slug(Path(source).stem)
-    characters = 0 if split.outside else split.characters  # P(<unk>) leaves out the letters of a word
     if limit is not None and limit < len(ids):
         ids, name = ids[:limit], f"{name}.first-{limit}"
-        characters = limit if characters and trained.codec.tokenizer.kind in _CHARACTERS else 0
+    characters = None if split.outside else _spelled(ids, trained.codec)  # P(<unk>) leaves out letters
     if not own_split(trained.config.data, source):
         require_known(unknown_share(trained, ids), source)
-    return Text(name, source, ids, split.fingerprint, characters or None)
+    return Text(name, source, ids, split.fingerprint, characters)
+
+
+def _spelled(ids: Ids, codec: Codec) -> int:
+    """Number of characters that tokens spell; bytes if they are bytes.
+
+    A text may have more, such as a second blank between words, which tokens do not encode.
+    """
+    return len(ids) if codec.tokenizer.kind in _CHARACTERS else len(codec.decode(ids.tolist()))
 
 
 def unknown_share(trained: TrainedLm, ids: Ids) -> float:

@@ -50,7 +50,7 @@ def ptb_task(shards: int) -> LmTask:
     settings = ["window.random=false", f"train.shards={shards}"]
     config = load_config("ptb_mos", LmConfig, family="lm", overrides=settings).config
     ids = np.random.default_rng(1).integers(0, WORDS, TOKENS).astype(np.uint16)
-    split = TokenSplit((ids,), "", characters=TOKENS, outside=0)
+    split = TokenSplit((ids,), "", outside=0)
     torch.manual_seed(1)
     model = LanguageModel(config, WORDS, 0)
     return LmTask(config, 0, model, split, split, torch.device("cpu"))

@@ -40,7 +40,7 @@ def load_split(source: str, codec: Codec) -> TokenSplit:
     ids = np.concatenate([*id_chunks(lines, codec, seen)])
     add_ids(digest, ids)
     outside = unknown_ids(ids, codec) - seen.words[UNK]
-    return TokenSplit((ids,), digest.hexdigest(), seen.characters, outside)
+    return TokenSplit((ids,), digest.hexdigest(), outside)
 
 
 def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:

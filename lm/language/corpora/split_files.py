@@ -40,13 +40,11 @@ class TokenSplit:
     """The tokens of a split, including ``<eos>``. Memory-mapped if the split is prepared.
 
     ``fingerprint`` is the SHA-256 of the ids as little-endian int32, regardless of their stored type.
-    ``characters`` counts characters of the text with its line ends, or bytes if tokens are bytes.
     ``outside`` counts the tokens that are ``<unk>`` instead of another word of the text.
     """
 
     files: tuple[NDArray[np.integer], ...]
     fingerprint: str
-    characters: int
     outside: int
 
     def __len__(self) -> int:
@@ -60,7 +58,7 @@ class TokenSplit:
 def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> Iterator[NDArray[np.integer]]:
     """Yield the ids of a text in pieces of about 65,536.
 
-    ``seen`` counts its lines, its characters, and the ``<unk>`` that it has itself.
+    ``seen`` counts its lines, and the ``<unk>`` that it has itself.
 
     DataError for words that the codec cannot encode.
     """
@@ -68,7 +66,6 @@ def id_chunks(lines: Iterable[TokenLine], codec: Codec, seen: SplitCounts) -> It
     ids: list[int] = []
     for line in lines:
         seen.lines += line.line.ends
-        seen.characters += line.line.characters
         ids += line_ids(line, codec)
         seen.words[UNK] += line.tokens.count(UNK)
         if len(ids) >= _CHUNK:
@@ -129,7 +126,6 @@ def write_split(
         "format": _FORMAT,
         "tokens": sum(sizes),
         "lines": counts.lines,
-        "characters": counts.characters,
         "sha256": digest.hexdigest(),
         "shards": sizes,
         "codec": codec.fingerprint,
@@ -164,7 +160,7 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
         if digest.hexdigest() != about["sha256"]:
             raise ValueError("the ids differ from those that were written")
         outside = _outside(folder, files, codec)
-        return TokenSplit(files, digest.hexdigest(), int(about["characters"]), outside)
+        return TokenSplit(files, digest.hexdigest(), outside)
     except StorageError as error:
         raise DataError(f"{error}: {_AGAIN}") from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
