@@ -29,7 +29,7 @@ SHIFT = 1000.0  # of sigsoftmax: σ(z + b) = 1 for every logit z that float32 ha
 
 @torch.no_grad()
 def start_at_frequencies(head: Head, counts: Sequence[int]) -> None:
-    """Set the output bias so that contexts of zeros have the frequencies of words, at temperature 1.
+    """Set the output bias so that a hidden state and contexts of zeros have the frequencies of words.
 
     ``counts`` (V,) are those to expect, to which 1 is added (Meister et al. 2023, for softmax). Raises
     ConfigError for a vocabulary without counts. ``head`` has a bias.
@@ -40,7 +40,8 @@ def start_at_frequencies(head: Head, counts: Sequence[int]) -> None:
             'head.start = "frequencies": this vocabulary has no counts of words; set head.start = "random"'
         )
     shares = torch.tensor(counts, dtype=torch.float64) + 1
-    head.bias.copy_(head.link.inverse(shares / shares.sum()))
+    temperature = head.temperatures(head.weight.new_zeros(1, head.hidden_size))[0]  # of each word
+    head.bias.copy_(head.link.inverse(shares / shares.sum()) * temperature.cpu())
 
 
 @torch.no_grad()

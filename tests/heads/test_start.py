@@ -1,6 +1,6 @@
 """Heads that begin as the output layer of a trained model."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from lm.heads.states import Layers
 from tests.support.plain_heads import KINDS, H, N, V, head_on, settings_of
 
 TOKENS, HIDDEN, WORDS = 40, 16, 50
+TEMPERATURES = get_args(HeadConfig.model_fields["temperature"].annotation)
 LINEAR: dict[str, Any] = {"context_activation": "none", "components": 4}
 STARTS: list[dict[str, Any]] = [
     {"kind": "softmax"},
@@ -57,6 +58,19 @@ def test_without_its_matrix_a_head_has_the_frequencies_that_it_began_with(kind: 
     shares = torch.tensor(counts, dtype=torch.float64) + 1
     found = head.log_probs(torch.randn(N, H, dtype=torch.float64))
     torch.testing.assert_close(found.exp(), (shares / shares.sum()).expand(N, V), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigsoftmax", "mos"])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_temperature_does_not_change_the_frequencies(kind: str, temperature: str) -> None:
+    counts = [900, 90, 9, 1, 0]
+    head = Head(HeadConfig(kind=kind, temperature=temperature), HIDDEN, len(counts)).double()
+    with torch.no_grad():
+        head.weight.zero_()
+    start_at_frequencies(head, counts)
+    shares = torch.tensor(counts, dtype=torch.float64) + 1
+    found = head.log_probs(torch.zeros(1, HIDDEN, dtype=torch.float64))[0]
+    torch.testing.assert_close(found.exp(), shares / shares.sum(), rtol=1e-6, atol=0)
 
 
 def test_a_head_or_vocabulary_without_frequencies_is_refused() -> None:
