@@ -8,8 +8,8 @@
     python scripts/nightly.py --markdown         the table of what has been run, without running anything
 
 A case is a function of (row, seed, index). Each result is a line of FOLDER/results.jsonl; remove the folder
-to begin anew. Exit code 1 where any case failed, else 75 where a row is not finished. Rows are in
-tests/matrix/table.py, their promises in docs/reliability.md.
+to begin anew. Exit code 1 where any case failed or a row came to too few faults, else 75 where a row is not
+finished. Rows are in tests/matrix/table.py, their promises in docs/reliability.md.
 """
 
 import argparse
@@ -61,6 +61,12 @@ class Tally:
     def open(self) -> bool:
         """True if a row is left to run."""
         return self.row.lab is not None and self.cases < self.demanded and len(self.seen) < self.most
+
+    @property
+    def short(self) -> bool:
+        """True if all indices together came to too few faults, and no limit of the row explains it."""
+        lacking = self.row.lab is not None and not self.row.limit and self.cases < self.demanded
+        return lacking and len(self.seen) >= self.most
 
     @property
     def most(self) -> int:
@@ -279,7 +285,7 @@ def table(found: dict[str, Tally], names: Sequence[str]) -> list[str]:
     lines = ["| row | fault | demanded | run | failures | seconds | |", "|---|---|---:|---:|---:|---:|---|"]
     for name in names:
         tally, row = found[name], found[name].row
-        note = row.limit or ("time was over" if tally.open else "")
+        note = row.limit or ("time was over" if tally.open else "too few faults" if tally.short else "")
         run = f"{tally.cases:,} | {len(tally.failures)} | {tally.seconds:,.0f}" if row.lab else "– | – | –"
         lines.append(f"| {name} | {row.fault} | {tally.demanded:,} | {run} | {note} |")
     return lines
@@ -334,6 +340,7 @@ def main() -> int:
     found = tallies(options.dir / "results.jsonl", options.seed, options.times)
     print(*table(found, names), sep="\n")
     failures = [failure for name in names for failure in found[name].failures]
+    failures += [f"{name}: too few faults" for name in names if found[name].short]
     open_rows = [name for name in names if found[name].open]
     if options.markdown:
         return 0

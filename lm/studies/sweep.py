@@ -26,9 +26,10 @@ class Sweep:
     """A sweep of ``total`` trainings into ``folder``, with its progress.
 
     The file ``points`` of the folder has a line per measured point, with its settings. So the same sweep
-    resumes after an interruption, and a longer one trains only new points. Any number of processes may share
-    the folder. ``measures`` are the required keys of a result, and their types. StorageError if the folder is
-    a run or cannot be written, the file cannot be read, or a line of it is not a point.
+    resumes after an interruption, and a longer one trains only new points. Processes that share the folder
+    lose no point, but each trains all points that were missing when it began. ``measures`` are the required
+    keys of a result, and their types. StorageError if the folder is a run or cannot be written, the file
+    cannot be read, or a line of it is not a point.
     """
 
     def __init__(

@@ -92,6 +92,20 @@ def test_a_failure_after_a_torn_line_is_kept(tmp_path: Path, monkeypatch: pytest
     assert nightly.kept_results(results) == [whole]
 
 
+def test_a_row_without_faults_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a row that breaks nothing any more does not pass."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import nightly
+
+    tally = nightly.Tally(nightly.BY_NAME["E1"], demanded=10)
+    for index in range(tally.most):
+        assert not tally.short
+        tally.add({"index": index, "cases": 0, "seconds": 0.0, "failure": ""})
+    assert (tally.open, tally.short) == (False, True)
+    tally.add({"index": 0, "cases": 10, "seconds": 0.0, "failure": ""})
+    assert not tally.short
+
+
 def test_only_failures_of_the_rows_and_the_seed_asked_for_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
