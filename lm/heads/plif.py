@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from lm.heads.precision import precise
+from lm.heads.precision import cumulative, precise
 
 
 class PiecewiseLinear(nn.Module):
@@ -60,7 +60,7 @@ class _Lookup(torch.autograd.Function):
         ctx.save_for_forward(interval, slopes)
         middle = count // 2
         below, above = slopes.tensor_split((middle,))
-        rise = torch.cat((-_to_the_right(below), _running(above) - above))
+        rise = torch.cat((-_to_the_right(below), cumulative(above, 0) - above))
         base = rise * step + (middle * step - reach)
         return base[interval].addcmul_(slopes[interval], beyond)
 
@@ -78,15 +78,10 @@ class _Lookup(torch.autograd.Function):
         inside = torch.zeros_like(slopes).index_add_(0, flat, (grad * beyond).flatten())
         arrived = torch.zeros_like(slopes).index_add_(0, flat, grad.flatten())
         below, above = arrived.tensor_split((len(slopes) // 2,))
-        passed = torch.cat((-_running(below), _to_the_right(above) - above))
+        passed = torch.cat((-cumulative(below, 0), _to_the_right(above) - above))
         return grad * slopes[interval], inside + ctx.step * passed, None
-
-
-def _running(values: Tensor) -> Tensor:
-    """Cumulative sums, on the CPU because those of CUDA are not reproducible."""
-    return values.cpu().cumsum(0).to(values.device)
 
 
 def _to_the_right(values: Tensor) -> Tensor:
     """Cumulative sums from the right."""
-    return _running(values.flip(0)).flip(0)
+    return cumulative(values.flip(0), 0).flip(0)

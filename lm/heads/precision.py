@@ -1,4 +1,4 @@
-"""Precision: casts to at least float32, and matrix products in bfloat16."""
+"""Precision: casts to at least float32, matrix products in bfloat16, and sums that are reproducible."""
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,11 @@ from torch import Tensor
 def precise(tensor: Tensor) -> Tensor:
     """Cast a tensor to float32; float64 stays."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def cumulative(values: Tensor, dim: int) -> Tensor:
+    """Cumulative sums, on the CPU because those of CUDA are not reproducible."""
+    return values.cpu().cumsum(dim).to(values.device)
 
 
 def product(states: Tensor, matrix: Tensor, bf16: bool = False, operand: Tensor | None = None) -> Tensor:

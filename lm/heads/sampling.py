@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from lm.heads.precision import cumulative
+
 _LEAST = sys.float_info.min  # a smaller temperature or share may count as 0
 DRAWN_ENTRIES = 2**15  # of a block of rows, which fits the cache
 CANDIDATES = 256  # most probable tokens among which a nucleus is sought first
@@ -57,10 +59,10 @@ def _drawn(log_probs: Tensor, uniform: Tensor, filters: Filters) -> Tensor:
         order = places if order is None else order.gather(1, places)
     else:
         probs.exp_()
-    cumulative = probs.cumsum_(1)
-    threshold = uniform.unsqueeze(1) * cumulative[:, -1:]
+    sums = cumulative(probs, 1)
+    threshold = uniform.unsqueeze(1) * sums[:, -1:]
     # The first place beyond the threshold, so never a token with probability 0.
-    place = torch.searchsorted(cumulative, threshold, right=True)
+    place = torch.searchsorted(sums, threshold, right=True)
     return (place if order is None else order.gather(1, place)).squeeze(1)
 
 
@@ -73,7 +75,7 @@ def _nucleus(log_probs: Tensor, probs: Tensor, top_p: float) -> tuple[Tensor, Te
     for count in (min(CANDIDATES, vocab), vocab):
         tokens = ranked(log_probs, count)[1]
         found = probs.gather(1, tokens)
-        before = found.cumsum(1) - found  # the probability of the better tokens
+        before = cumulative(found, 1) - found  # the probability of the better tokens
         if count == vocab or bool((before[:, -1] >= top_p).all()):
             break
     return found.masked_fill_(before >= top_p, 0), tokens

@@ -184,7 +184,10 @@ def _draw(
 
 
 class TextWriter:
-    """Incremental decoder of tokens to text, after a prompt; ``<eos>`` ends a line."""
+    """Incremental decoder of tokens to text, after a prompt; ``<eos>`` ends a line.
+
+    The bytes of a character wait for its last one, or for the end of the line.
+    """
 
     def __init__(self, codec: Codec, prompt: str) -> None:
         self._codec = codec
@@ -195,8 +198,9 @@ class TextWriter:
         """The text that a token appends."""
         vocabulary = self._codec.vocabulary
         if index == vocabulary.eos:
+            waiting = self._codec.tokenizer.join(self._line)[len(self._shown) :]
             self._line, self._shown = [], ""
-            return "\n"
+            return f"{waiting}\n"
         self._line.append(vocabulary.tokens[index])
         text = self._text_of(self._line)
         added = text[len(self._shown) :]
