@@ -78,7 +78,7 @@ class DataConfig(Section):
 
     @property
     def padded(self) -> int:
-        """The tokens that the responses of a segment are taken to have at most, padding counted."""
+        """Upper bound of the tokens of the responses of a segment, padding included."""
         return (self.segment or WHOLE_DIALOG) * self.max_tokens
 
 

@@ -111,7 +111,7 @@ class _Search:
         tokens = tokens.view(count, -1).gather(1, order)
         ends = tokens == self.eos
         self._finish(parents[:, :beam], totals[:, :beam].masked_fill(~ends[:, :beam], -math.inf))
-        # A row has one possible </s>, so beam other candidates remain, or all there are.
+        # Each of at most beam rows has one </s>, so beam other candidates remain, or all there are.
         width = 0 if self.over else min(beam, self.width * (vocab - 1))
         going = ends.int().argsort(dim=1, stable=True)[:, :width]
         if self.trace:

@@ -68,7 +68,7 @@ def sample(
         gained = log_probs.gather(1, last.unsqueeze(1)).squeeze(1).double()
         on = (~ends).nonzero().flatten()
         finished[going] = ends
-        if time == length:  # only </s> is possible now
+        if time == length:  # full: a response that draws another token than </s> stays unfinished
             totals[going] += gained.masked_fill(~ends, 0)
             break
         totals[going] += gained

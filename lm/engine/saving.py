@@ -12,7 +12,7 @@ from lm.engine.events import Note, Reporter
 from lm.engine.journal import Journal
 from lm.engine.state import Progress, TrainingState
 from lm.errors import StorageError
-from lm.heads import kernel_choice
+from lm.heads.kernel_choice import kernels_of
 from lm.heads.rows import cache_bytes
 from lm.runs.checkpoint import Commit
 from lm.runs.commit import FileRecord
@@ -148,7 +148,7 @@ class Saver:
     def _commit(self) -> None:
         progress = self._training.progress
         metrics, timing = self._journal.flush()
-        # in the state, too: so a commit replaces one of the same step whose log is lost
+        # The length of the log is part of the state, so that a step whose log was lost is committed anew.
         state = self._training.values() | {"metrics_bytes": metrics}
         facts: dict[str, JSON] = {
             **self._circumstances(),
@@ -191,7 +191,7 @@ class Saver:
         device = next(self._training.task.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         versions = {"torch": torch.__version__, "numpy": np.__version__}  # NumPy permutes the batches
-        kernels = kernel_choice.kind(device.type)
+        kernels = kernels_of(device.type)
         found: dict[str, str | int] = {
             **versions,
             "threads": torch.get_num_threads(),

@@ -8,7 +8,7 @@ from types import ModuleType
 from lm.heads.fused_switch import FUSED, tell_without_fused
 
 
-def kind(device_type: str) -> str:
+def kernels_of(device_type: str) -> str:
     """Kernels that losses may use on a type of device; bit-identical results depend on them."""
     fused = device_type == "cuda" and fused_kernels() is not None
     return "fused" if fused else "in tensor operations"

@@ -33,7 +33,7 @@ from lm.heads.temperature import WordTemperature
 # memory that malloc does not return raises that to 10 to 13.
 FORMULA_BUFFERS = 12
 GATHERED_COPIES = 3  # output vectors of likely words, their gradients, and a copy
-PLAIN_TOKENS = 2  # tokens for which calls cost more than memory, so that the formula is the fastest
+PLAIN_TOKENS = 2  # up to this many tokens the plain formula is faster than the chunked one
 
 
 class PastDecoder(nn.Module):
@@ -88,7 +88,7 @@ class OutputLayer:
 
     @property
     def gathered(self) -> int:
-        """Numbers a token that the training loss holds of the output vectors of likely words."""
+        """Memory per token of the gathered output vectors of likely words in training, in numbers."""
         return GATHERED_COPIES * max(self.config.candidates, default=0) * self.weight.shape[1]
 
     @property

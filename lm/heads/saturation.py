@@ -23,8 +23,8 @@ LEAST_DERIVATIVE = 0.05
 class ContextWatch:
     """Mean of 1 − tanh²x over the inputs x of each layer of contexts of a head, while it runs.
 
-    The mean is over tokens and components. A component has none of its own, since the others pass gradients
-    where it does not. A tanh in bfloat16 passes less than this where its output rounds to 1.
+    The mean is over tokens and components. Components are not measured one by one: where one is saturated,
+    others still pass gradients. A tanh in bfloat16 passes less than this where its output rounds to 1.
     """
 
     def __init__(self, head: Head | None) -> None:
@@ -35,7 +35,7 @@ class ContextWatch:
 
     @property
     def derivative(self) -> float:
-        """The mean of the layer with the lowest; 1 if no layer with tanh ran."""
+        """The smallest of the layers' means; 1 if no layer with tanh ran."""
         means = [total / count for total, count in zip(self._sums, self._counts, strict=True) if count]
         return min(means, default=1.0)
 

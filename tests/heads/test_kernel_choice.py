@@ -36,9 +36,9 @@ def test_kernels_that_do_not_work_are_told_of_once_and_left(
 
 
 def test_kernels_for_a_gpu_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_choice.kind("cuda") == "fused"
+    assert kernel_choice.kernels_of("cuda") == "fused"
     monkeypatch.setenv(fused_switch.FUSED, "0")
-    assert kernel_choice.kind("cuda") == "in tensor operations"
+    assert kernel_choice.kernels_of("cuda") == "in tensor operations"
 
 
 def test_a_broken_triton_is_told_of_and_left(
@@ -51,7 +51,9 @@ def test_a_broken_triton_is_told_of_and_left(
     for name in ("fused", "fused_tiles"):
         monkeypatch.delattr(f"lm.heads.{name}", raising=False)
     kernel_choice._fused_kernels.cache_clear()
-    assert [kernel_choice.kind("cuda"), kernel_choice.kind("cuda")] == ["in tensor operations"] * 2
+    assert [kernel_choice.kernels_of("cuda"), kernel_choice.kernels_of("cuda")] == [
+        "in tensor operations"
+    ] * 2
     assert caplog.text.count("of another driver") == 1
     kernel_choice._fused_kernels.cache_clear()
 
