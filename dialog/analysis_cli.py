@@ -6,7 +6,7 @@ import typer
 
 from dialog.commands import FirstContexts, TestCorpus, check_splits
 from lm.console.app import Commands, in_processes
-from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, Sample, report_runs
+from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, Sample, figure_files, report_runs
 from lm.console.options import Checkpoint, JsonFile, Processes
 from lm.console.output import counting
 
@@ -40,9 +40,10 @@ def rank(
     from dialog.analysis import ranks_of_models, require_corpora
     from lm.spectra.rank_report import report_ranks, shared_ranks
 
+    figures = figure_files("rank", out, runs)
     require_corpora(runs, data)  # of all processes
     measure = partial(ranks_of_models, data=data, limit=limit, checkpoint=checkpoint)
-    report_ranks(runs, shared_ranks(runs, measure), out, json_file)
+    report_ranks(shared_ranks(runs, measure), figures, json_file)
 
 
 @analyze.command()

@@ -16,12 +16,12 @@ from typing import Any
 
 from command_line import Options, run_script
 from pages.page_tables import table
-from pages.result_entries import NUMBERS, at, entry, hash_of_run, torch_of
+from pages.result_entries import NUMBERS, at, entry, hash_of_run, torch_of, write_entries
 from pages.table_columns import DECODED, TABLES
 
 from dialog.config import DialogConfig
 from dialog.decoding.config import DecodeConfig
-from lm.disk.jsonfile import read_json, write_json
+from lm.disk.jsonfile import read_json
 from lm.errors import require
 from lm.runs.inputs import config_of
 
@@ -92,10 +92,9 @@ def main() -> None:
     assert first is not None
     people = numbers(first["yardsticks"]["true_response"])
     human = entries[0] | {"label": "true responses", "settings": [], "numbers": people}
-    found = {"about": options.about, "entries": [*entries, human]}
-    print(table(found["entries"], *TABLES[NAME][1:]))
     if options.json:
-        write_json(options.json, found)
+        write_entries(options.json, options.about, [*entries, human])
+    print(table([*entries, human], *TABLES[NAME][1:]))
 
 
 if __name__ == "__main__":

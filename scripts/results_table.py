@@ -1,5 +1,7 @@
 """A Markdown table of evaluated runs: one row a model, mean over the seeds and, in brackets, their range.
 
+Means of perplexities are geometric. Names of scores are those of ``dialog compare``.
+
 python scripts/results_table.py --name test+test_multi_ref runs/small/*
 python scripts/results_table.py --name test runs/ptb/* --analysis rank.json divergence.json
 python scripts/results_table.py results/ptb_small.json
@@ -7,7 +9,8 @@ python scripts/results_table.py results/ptb_small.json
 Runs of one model are in folders NAME-SEED. Columns are the results that all runs have. ``--analysis`` adds
 what ``lm analyze NAME … --json NAME.json`` wrote. ``--json FILE --machine TEXT`` also writes the numbers in
 the form of results/*.json, from which scripts/docs.py draws the tables of the pages. Of such a file, the
-table has a row for each entry: config and hash, seeds, machine, date, and every single number.
+table has a row for each entry: config and hash, seeds, machine, date, and all numbers except series, which
+are named below. Several seeds have a comma between them, precision and recall a slash.
 """
 
 import json
@@ -19,7 +22,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from command_line import Options, run_script
 from pages.result_entries import (
@@ -33,11 +36,12 @@ from pages.result_entries import (
     load,
     numbers_of_runs,
     torch_of,
+    write_entries,
 )
-from pages.table_forms import markdown, mean_of
+from pages.table_forms import markdown, mean_of, precision_recall
 
 from lm.config.settings import COMMAND_LINE
-from lm.disk.jsonfile import read_json, write_json
+from lm.disk.jsonfile import read_json
 from lm.errors import require
 from lm.numbers import NOTHING, number
 from lm.runs.inputs import CONFIG
@@ -47,21 +51,21 @@ PROVENANCE = ("label", "config", "config_sha256", "seeds", "machine", "torch", "
 COLUMNS = {  # form and name of the number by heading
     "valid ppl": (".2f", "valid_perplexity"),
     "perplexity": (".2f", "test_perplexity"),
-    "batch mean": (".2f", "perplexity_batch_mean"),
-    "BLEU-1 P": (".3f", "bleu_legacy_1.precision"),
-    "BLEU-1 R": (".3f", "bleu_legacy_1.recall"),
-    "BLEU-4 P": (".3f", "bleu_legacy_4.precision"),
-    "BLEU-4 R": (".3f", "bleu_legacy_4.recall"),
-    "undefined": (".0%", "undefined"),
-    "current BLEU-4 P": (".3f", "bleu_4.precision"),
-    "current BLEU-4 R": (".3f", "bleu_4.recall"),
-    "inter-distinct-2": (".3f", "inter_distinct_2"),
+    "perplexity_batch_mean": (".2f", "perplexity_batch_mean"),
+    "legacy BLEU-1 P": (".3f", "bleu_legacy_1.precision"),
+    "legacy BLEU-1 R": (".3f", "bleu_legacy_1.recall"),
+    "legacy BLEU-4 P": (".3f", "bleu_legacy_4.precision"),
+    "legacy BLEU-4 R": (".3f", "bleu_legacy_4.recall"),
+    "undefined share": (".3f", "undefined"),
+    "BLEU-4 P": (".3f", "bleu_4.precision"),
+    "BLEU-4 R": (".3f", "bleu_4.recall"),
+    "distinct-2": (".3f", "inter_distinct_2"),
     "length": (".1f", "mean_length"),
-    "same answer": (".3f", "same_answer"),
+    "most common": (".3f", "same_answer"),
     "rank": (",.0f", "rank"),
     "divergence": (".2f", "divergence"),
     "updates": (",.0f", "updates"),
-    "minutes": (".0f", "minutes"),
+    "minutes": (".1f", "minutes"),
 }
 
 
@@ -103,32 +107,41 @@ def entry_of_runs(model: str, runs: Sequence[Path], results: Sequence[Result], m
 
 
 def table_of_file(path: Path) -> str:
-    """Entries of a file of results, with every single number that one of them has."""
+    """Entries of a file of results, with all their numbers. Series are named below the table."""
     found: Any = read_json(path)
     entries = found.get("entries") if isinstance(found, dict) else None
     whole = isinstance(entries, list) and all(
         isinstance(one, dict) and isinstance(one.get("numbers"), dict) for one in entries
     )
     require(whole and entries, f"{path}: has no entries; name a file of results, or runs with --name")
-    names = {name: None for one in entries for name, value in one["numbers"].items() if is_number(value)}
+    names = {name: None for one in entries for name, value in one["numbers"].items() if is_shown(value)}
     rows = [
         [
             *(str(one.get(key, NOTHING)) for key in PROVENANCE),
-            *(single(name, one["numbers"].get(name)) for name in names),
+            *(text_of(name, one["numbers"].get(name)) for name in names),
         ]
         for one in entries
     ]
-    return markdown([*PROVENANCE, *names], rows)
+    left_out = {name: None for one in entries for name in one["numbers"] if name not in names}
+    note = f"\n\nNot shown: {', '.join(left_out)}" if left_out else ""
+    return markdown([*PROVENANCE, *names], rows) + note
 
 
-def single(name: str, value: object) -> str:
-    """A number, or a dash for a series, a mapping or none."""
-    return number(name, value) if is_number(value) else NOTHING
+def is_shown(value: object) -> bool:
+    """True for a number, precision and recall, or a list of these with one for each seed."""
+    parts = value if isinstance(value, list) else [value]
+    return all(
+        isinstance(part, int | float) or (isinstance(part, dict) and "recall" in part) for part in parts
+    )
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """False for a series, a mapping or none."""
-    return isinstance(value, int | float)
+def text_of(name: str, value: Any) -> str:
+    """What :func:`is_shown` allows, as text; a dash for anything else."""
+    if not is_shown(value):
+        return NOTHING
+    if isinstance(value, list):
+        return ", ".join(text_of(name, one) for one in value)
+    return precision_recall(value) if isinstance(value, dict) else number(name, value)
 
 
 def table_of_runs(options: Namespace) -> str:
@@ -150,7 +163,7 @@ def table_of_runs(options: Namespace) -> str:
         entries = [
             entry_of_runs(model, folders[model], found, options.machine) for model, found in models.items()
         ]
-        write_json(options.json, {"about": f"evaluation {options.name}", "entries": entries})
+        write_entries(options.json, f"evaluation {options.name}", entries)
     rows = []
     for model, found in models.items():
         cells = [cell(column, [shown(one, column) for one in found]) for column in columns]

@@ -11,7 +11,7 @@ import typer
 from lm.analysis.head_commands import geometry, gradient, histories, unargmaxable
 from lm.analysis.opened import alike, measured, opened_with_text, require_texts
 from lm.console.app import Commands, in_processes
-from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, figures_folder, report_runs
+from lm.console.measured import OneCheckpoint, Out, OverTraining, Runs, figure_files, report_runs
 from lm.console.options import Checkpoint, JsonFile, Processes, RunFolder, foldername
 from lm.console.output import show, write_result
 from lm.errors import require, visible
@@ -50,9 +50,10 @@ def rank(
     from lm.analysis.rank import ranks_of_runs
     from lm.spectra.rank_report import report_ranks, shared_ranks
 
+    figures = figure_files("rank", out, runs)
     require_texts(runs, data)  # of all processes
     measure = partial(ranks_of_runs, data=data, limit=limit, checkpoint=checkpoint)
-    report_ranks(runs, shared_ranks(runs, measure), out, json_file)
+    report_ranks(shared_ranks(runs, measure), figures, json_file)
 
 
 @analyze.command()
@@ -158,6 +159,7 @@ def temperature(
     )
     from lm.disk.storage import make_folder
 
+    figures = figure_files("temperature", out, runs)
     results: dict[str, Measured[TemperatureReport]] = {}
     profiles: dict[str, Profile] = {}
     steps = opened_with_text(runs, data, limit, checkpoint, over_training)
@@ -170,9 +172,7 @@ def temperature(
         if at is not None:
             report = replace(report, word=word, occurrences=occurrences(found, text.ids, words.tokens, at))
         profiles[opened.name], results[opened.name] = found, measurement(opened, text, report)
-    folder = figures_folder(out, runs)
-    make_folder(folder)
-    figures = [folder / "temperature.png", folder / "temperature.svg"]
+    make_folder(figures[0].parent)
     draw_temperatures(profiles, words.counts, figures)
     report_runs(json_file, results, temperature_tables, figures, f"drawn in {figures[0]} and {figures[1]}")
 

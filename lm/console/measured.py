@@ -8,9 +8,11 @@ import typer
 
 from lm.console.options import given, output_folder, run_folders
 from lm.console.output import show, write_result
+from lm.console.pictures import SUFFIXES
 from lm.console.tables import Table
 from lm.errors import require, visible
 from lm.runs.measured import Measured, MeasuredRuns
+from lm.runs.outputs import is_picture, require_earlier
 
 T = TypeVar("T")
 
@@ -49,11 +51,16 @@ Sample = Annotated[
 ]
 
 
-def figures_folder(out: Path | None, runs: Sequence[Path]) -> Path:
-    """Folder of the figures of runs: ``out``, or by default that of a single run."""
-    if out is not None:
-        return out
-    return runs[0] / "analysis" if len(runs) == 1 else Path("analysis")
+def figure_files(name: str, out: Path | None, runs: Sequence[Path]) -> list[Path]:
+    """The files NAME.png and NAME.svg for a figure of runs, in ``out`` or by default that of a single run.
+
+    ConfigError if one exists and is no picture.
+    """
+    folder = out or (runs[0] / "analysis" if len(runs) == 1 else Path("analysis"))
+    files = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    for file in files:
+        require_earlier(file, is_picture)
+    return files
 
 
 def report_runs(

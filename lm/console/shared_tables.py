@@ -104,7 +104,7 @@ def pool_tables(comparison: "ComparedRuns", scores: Mapping[str, str]) -> list[T
         Table("Over seeds", rows),
         *([Table("Welch's t-test over seeds and texts", tested, measure="p")] if tests else []),
         "Runs that differ only in train.seed, head.products and keys without effect on the training count as"
-        " one. A test needs two seeds on either side.",
+        " one. Means of perplexities are geometric. A test needs two seeds on either side.",
     ]
 
 

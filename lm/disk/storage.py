@@ -290,6 +290,8 @@ def require_place(folder: Path) -> None:
     with storage_errors(folder):
         while not os.path.lexists(existing):
             existing = existing.parent
+        if os.path.islink(existing) and not os.path.exists(existing):
+            raise StorageError(f"{existing}: a symbolic link that leads nowhere; choose another folder")
         if not os.path.isdir(existing):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     require_creatable(existing)

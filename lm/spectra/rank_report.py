@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lm.console.measured import figures_folder, report_runs
+from lm.console.measured import report_runs
 from lm.console.output import counting
 from lm.disk.storage import make_folder
 from lm.launched import leads
@@ -39,16 +39,14 @@ def shared_ranks(
 
 
 def report_ranks(
-    runs: Sequence[Path], results: Mapping[str, Measured[RunRank]], out: Path | None, json_file: Path | None
+    results: Mapping[str, Measured[RunRank]], figures: Sequence[Path], json_file: Path | None
 ) -> None:
-    """Draw the stored spectra of runs into ``out``, write the ranks to ``json_file``, and print them."""
-    folder = figures_folder(out, runs)
-    figures = [folder / "rank.png", folder / "rank.svg"]
+    """Draw the stored spectra of runs to ``figures``, write the ranks to ``json_file``, and print them."""
     if leads():
-        make_folder(folder)
+        make_folder(figures[0].parent)
         spectra = {name: RankResult.load(Path(one.found.spectrum or "")) for name, one in results.items()}
         draw_spectra(spectra, figures)
-    note = f"singular values: {figures[0]}, {figures[1]} and RUN/{KEPT}/*.npz"
+    note = f"singular values: {', '.join(map(str, figures))} and RUN/{KEPT}/*.npz"
     report_runs(json_file, results, rank_tables, figures, note)
 
 

@@ -7,22 +7,24 @@ the text.
 """
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dialog.config import DialogConfig
-from lm.disk.jsonfile import JSON, canonical_json, parse_json, read_json
+from lm.disk.jsonfile import JSON, canonical_json, parse_json, read_json, write_json
 from lm.disk.storage import read_file
 from lm.errors import require
 from lm.language.config import LmConfig
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.evaluations import load_evaluation
 from lm.runs.inputs import CONFIG, config_of
+from lm.runs.outputs import require_earlier
 from lm.runs.overview import learning_curve
 from lm.runs.pooling import FREE_KEYS
 
@@ -175,6 +177,17 @@ def entry(
         "date": datetime.now(UTC).date().isoformat(),
         "numbers": numbers,
     }
+
+
+def write_entries(path: Path, about: str, entries: Sequence[Result]) -> None:
+    """Write a file in the form of results/*.json. ConfigError for an existing file of another kind."""
+
+    def is_results(file: BinaryIO) -> bool:
+        found = json.load(file)
+        return isinstance(found, dict) and found.keys() == {"about", "entries"}
+
+    require_earlier(path, is_results)
+    write_json(path, {"about": about, "entries": list(entries)})
 
 
 def numbers_of_runs(results: Sequence[Result]) -> Result:

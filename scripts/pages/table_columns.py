@@ -35,16 +35,16 @@ EFFICIENCIES = tuple(
 )
 DECODED: tuple[Column, ...] = (
     ("perplexity", "perplexity", fixed(2)),
-    ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
-    ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+    ("legacy BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+    ("legacy BLEU-4 P/R", "bleu_legacy_4", precision_recall),
     ("distinct-1", "inter_distinct_1", share),
     ("distinct-2", "inter_distinct_2", share),
     ("length", "mean_length", fixed(1)),
     ("same answer, %", "same_answer", percent(0)),
 )
 ANSWERS = (
-    ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
-    ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+    ("legacy BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+    ("legacy BLEU-4 P/R", "bleu_legacy_4", precision_recall),
     ("undefined, %", "undefined", percent(1)),
     ("length", "mean_length", fixed(1)),
     ("same answer, %", "same_answer", percent(0)),
@@ -113,10 +113,10 @@ TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         (
             VALID,
             TEST,
-            ("BLEU-1 P/R", "bleu_legacy_1", precision_recall),
-            ("BLEU-4 P/R", "bleu_legacy_4", precision_recall),
+            ("legacy BLEU-1 P/R", "bleu_legacy_1", precision_recall),
+            ("legacy BLEU-4 P/R", "bleu_legacy_4", precision_recall),
             ("undefined, %", "undefined", percent(1)),
-            ("current NLTK: BLEU-1 P/R", "bleu_1", precision_recall),
+            ("current BLEU-1 P/R", "bleu_1", precision_recall),
             ("current BLEU-4 P/R", "bleu_4", precision_recall),
             ("length", "mean_length", fixed(1)),
             ("same answer, %", "same_answer", percent(0)),

@@ -15,7 +15,7 @@ from torch import Tensor
 from lm.analysis.components import component_tables, components_of_run
 from lm.analysis.divergence import divergence_of_run, divergence_tables
 from lm.analysis.examples import Wanted, compare_runs, example_tables, find_examples
-from lm.console.measured import figures_folder
+from lm.console.measured import figure_files
 from lm.disk.jsonfile import canonical_json
 from lm.errors import ConfigError, DataError, DivergenceError
 from lm.heads import usage
@@ -137,11 +137,21 @@ def test_a_component_without_use_does_no_harm() -> None:
     canonical_json(as_json(result))
 
 
-def test_figures_of_one_run_lie_in_it() -> None:
-    one, two = Path("runs/a"), Path("runs/b")
-    assert figures_folder(None, [one]) == one / "analysis"
-    assert figures_folder(None, [one, two]) == Path("analysis")
-    assert figures_folder(two, [one]) == two
+def test_figures_of_one_run_lie_in_it_and_replace_only_figures(tmp_path: Path) -> None:
+    one, two = tmp_path, Path("runs/b")
+    for out, runs, folder in (
+        (None, [one], one / "analysis"),
+        (None, [one, two], Path("analysis")),
+        (two, [one], two),
+    ):
+        assert figure_files("rank", out, runs) == [folder / "rank.png", folder / "rank.svg"]
+    for written, kept in (("", False), ("\x89PNG\r", False), ("precious", True)):
+        (tmp_path / "rank.png").write_text(written, "latin-1")
+        if kept:
+            with pytest.raises(ConfigError, match=r"rank\.png: exists and is no result of this command"):
+                figure_files("rank", tmp_path, [two])
+        else:
+            figure_files("rank", tmp_path, [two])
 
 
 class StandIn:

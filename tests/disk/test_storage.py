@@ -247,6 +247,10 @@ def test_a_folder_that_cannot_be_made_is_refused_beforehand(tmp_path: Path) -> N
     for bad in (tmp_path / "file", tmp_path / "file/new"):
         with pytest.raises(StorageError, match=f"^{bad}: "):
             storage.require_place(bad)
+    (tmp_path / "link").symlink_to("nowhere")
+    for bad in (tmp_path / "link", tmp_path / "link/new"):
+        with pytest.raises(StorageError, match=f"^{tmp_path}/link: a symbolic link that leads nowhere"):
+            storage.require_place(bad)
     for check in (storage.require_place, storage.require_writable):
         with pytest.raises(StorageError, match=r"^/proc: no file can be created there"):
             check(Path("/proc/new"))

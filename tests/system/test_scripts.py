@@ -71,7 +71,7 @@ def test_results_table(tmp_path: Path) -> None:
     ).splitlines()
     assert header.count("|") == rule.count("|") == mos.count("|") == softmax.count("|")
     assert mos.startswith("| mos | 1,234 | 1, 2 | 49.99 [49.00, 51.00] | 50.99 [50.00, 52.00] |")
-    assert mos.endswith("| 20 [20, 20] | 10 [10, 10] |")
+    assert mos.endswith("| 20 [20, 20] | 10.0 [10.0, 10.0] |")
     assert softmax.startswith("| softmax | 1,234 | 1 | 54.50 | 55.50 |")
     assert other.startswith("| softmax_lstm | 1,234 | 1 | 53.50 | 54.50 |")
     assert "rank" not in header
@@ -94,16 +94,22 @@ def test_results_table_writes_numbers_that_the_pages_can_show(
 
 
 def test_results_table_shows_where_each_number_of_a_file_is_from(tmp_path: Path) -> None:
-    """A dash is a number that an entry lacks. A series of numbers has no column."""
+    """A dash is a number that an entry lacks. A series of numbers is only named."""
     made = {"config": "c", "config_sha256": "ab", "seeds": [1], "machine": "m", "torch": "2", "date": "d"}
-    numbers = {"a": {"test_perplexity": 50.25, "valid_curve": [[1, 9.0]]}, "b": {"rank": 1200}}
+    bleu = [{"precision": 0.5, "recall": 0.25}, {"precision": 0.25, "recall": 0.125}]
+    numbers: dict[str, Any] = {
+        "a": {"test_perplexity": 50.25, "valid_curve": [[1, 9.0]]},
+        "b": {"rank": [1200, 1300], "bleu_1": bleu},
+    }
     entries = [made | {"label": label, "numbers": found} for label, found in numbers.items()]
     (tmp_path / "found.json").write_text(json.dumps({"about": "two", "entries": entries}))
-    header, _, *rows = run_script(SCRIPTS / "results_table.py", tmp_path / "found.json").splitlines()
-    assert header.split(" | ")[-3:] == ["date", "test_perplexity", "rank |"]
+    table = run_script(SCRIPTS / "results_table.py", tmp_path / "found.json")
+    header, _, *rows, _, note = table.splitlines()
+    assert header.split(" | ")[-4:] == ["date", "test_perplexity", "rank", "bleu_1 |"]
+    assert note == "Not shown: valid_curve"
     assert rows == [
-        "| a | c | ab | [1] | m | 2 | d | 50.25 | – |",
-        "| b | c | ab | [1] | m | 2 | d | – | 1,200 |",
+        "| a | c | ab | [1] | m | 2 | d | 50.25 | – | – |",
+        "| b | c | ab | [1] | m | 2 | d | – | 1,200, 1,300 | .500/.250, .250/.125 |",
     ]
     (tmp_path / "lacking.json").write_text('{"entries": [{"label": "a"}]}')
     for given, said in (
@@ -166,6 +172,22 @@ def test_the_table_of_decoding_has_the_true_responses_below(tmp_path: Path) -> N
     assert len(entries[1]["config_sha256"]) == 16
 
 
+@pytest.mark.parametrize("script", ["decoding_table", "results_table"])
+def test_a_table_replaces_only_results(tmp_path: Path, script: str) -> None:
+    """Also an empty file, but no file of the user."""
+    run = make_run(tmp_path / "mos", "mos", 2, 41.5, "dialog")
+    (tmp_path / "own").write_text(json.dumps(evaluation_of(run) | {"decode": {}}))
+    given = [f"own={tmp_path / 'own'}"] if script == "decoding_table" else [run, "--name", "test"]
+    written = tmp_path / "written.json"
+    written.touch()
+    for _ in range(2):
+        run_script(SCRIPTS / f"{script}.py", *given, "--json", written, "--machine", "m")
+    written.write_text('{"about": 1}')
+    code, _, err = ended_script(SCRIPTS / f"{script}.py", *given, "--json", written, "--machine", "m")
+    assert (code, err) == (2, f"{written}: exists and is no result of this command; choose another file\n")
+    assert written.read_text() == '{"about": 1}'
+
+
 def test_the_table_of_decoding_refuses_scores_of_other_contexts(tmp_path: Path) -> None:
     own = evaluation_of(make_run(tmp_path / "mos", "mos", 2, 41.5, "dialog")) | {"decode": {}}
     other = own | {"yardsticks": {"true_response": {"mean_length": 8.0}}}
@@ -211,8 +233,8 @@ def test_results_table_of_language_models(tmp_path: Path) -> None:
     ).splitlines()
     assert "BLEU" not in header
     assert header.endswith("| rank | updates | minutes |")
-    assert mos.endswith("| 10,000 | 20 | 10 |")
-    assert softmax.endswith("| 5,000 | 20 | 10 |")
+    assert mos.endswith("| 10,000 | 20 | 10.0 |")
+    assert softmax.endswith("| 5,000 | 20 | 10.0 |")
 
 
 def test_results_table_keeps_analyses_over_training(tmp_path: Path) -> None:
