@@ -17,12 +17,13 @@ from lm.console.options import (
     JsonFile,
     Overrides,
     config_argument,
+    foldername,
     output_file,
-    output_folder,
     require_absent,
 )
 from lm.console.output import show, write_result
 from lm.console.pictures import require_format
+from lm.disk.storage import require_place
 from lm.errors import ConfigError, DivergenceError
 from lm.libraries import require_libraries
 from lm.machine import usable_processors
@@ -65,7 +66,10 @@ def add_tune(
             str | None, typer.Option(metavar="FILE", help="Searched keys and their ranges (TOML).")
         ] = None,
         overrides: Overrides = None,
-        out: Annotated[Path | None, output_folder("Folder; default runs/tune/<config name>.")] = None,
+        out: Annotated[
+            Path | None,
+            typer.Option(metavar="DIR", parser=foldername, help="Folder; default runs/tune/<config name>."),
+        ] = None,
         trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials in total.")] = 20,
         workers: Annotated[
             int,
@@ -94,6 +98,7 @@ def add_tune(
         base = load_config(config, schema, family=family, overrides=overrides or ())
         folder = out or DEFAULT_RUNS / "tune" / Path(config).stem
         if not only_show:
+            require_place(folder)
             if space is None:
                 spaces = ", ".join(path.stem for path in space_paths(family))
                 raise ConfigError(f"--space is missing; name a file or one of {spaces}, or add --show")

@@ -196,7 +196,7 @@ def settle(folder: Path, plan: SearchPlan[C]) -> None:
     if fixed := [key for key in changed_keys(was, now) if key not in FREE]:
         raise ConfigError(
             f"{folder}: holds another search: {changes_text(fixed, was, now, 4)}; "
-            "give the old values, or choose another --out"
+            "give the old values, choose another --out, or remove the folder"
         )
 
 

@@ -20,7 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from lm.config.settings import Settings
-from lm.disk.filelock import FileLock
+from lm.disk.filelock import FileLock, held
 from lm.disk.storage import make_folder, read_file, storage_errors, temporary_folder
 from lm.errors import StorageError, visible
 from lm.runs.metrics_log import MetricsLog
@@ -35,7 +35,7 @@ DIVERGED = "diverged"  # attribute of a failed trial whose values made it diverg
 WORST = 1e6  # nats a token of what diverged, for the sampler, which learns nothing from failed trials
 
 Sampler = Literal["tpe", "random"]
-Status = Literal["running", "finished", "pruned", "failed"]
+Status = Literal["running", "interrupted", "finished", "pruned", "failed"]
 _STATES: dict[TrialState, Status] = {
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "finished",
@@ -173,7 +173,11 @@ def read_rows(folder: Path, space: Space) -> list[dict[str, Any]]:
     ):
         path = Path(copy) / JOURNAL
         path.write_bytes(whole + line_end)
-        return _rows_of(_load(path), space)
+        rows = _rows_of(_load(path), space)
+    for row in rows:
+        if row["state"] == "running" and not held(folder / CLAIMS / str(row["trial"])):
+            row["state"] = "interrupted"
+    return rows
 
 
 def _rows_of(study: optuna.Study, space: Space) -> list[dict[str, Any]]:

@@ -152,8 +152,9 @@ def test_looking_at_a_search_changes_nothing(
         journal.write(b'{"op_code": 8, "wor')
     before = files_below(folder)
     unwritable(folder)
-    code, out, err = lm("tune", "tiny.toml", "--show")
-    assert (code, "best: trial 0" in out) == (0, True), err
+    for named in ((), ("--out", str(folder))):
+        code, out, err = lm("tune", "tiny.toml", "--show", *named)
+        assert (code, "best: trial 0" in out) == (0, True), err
     assert files_below(folder) == before
 
 

@@ -24,7 +24,7 @@ from lm.errors import ConfigError, DataError, Interrupted, MisfitError, OutOfMem
 from lm.runs.checkpoint import CheckpointStore
 from lm.tuning.display import draw_trials, is_near, place
 from lm.tuning.search import Search, best_of, settle
-from lm.tuning.trials import Outcome, Trials
+from lm.tuning.trials import Outcome, Trials, read_rows
 from lm.tuning.workers import SearchJob, _failure, work_together
 
 
@@ -46,6 +46,7 @@ def test_a_search_that_goes_on_equals_one_that_never_stopped(folder: Path, undis
     place, planned = folder / "search", plan(folder)
     assert forked(place, planned, 4, strike=(signal.SIGKILL, 10))() == -signal.SIGKILL
     assert [row["state"] for row in Trials(place, planned.space, "tpe", 1).rows()] == ["finished", "running"]
+    assert [row["state"] for row in read_rows(place, planned.space)] == ["finished", "interrupted"]
     assert forked(place, planned, 4, strike=(signal.SIGTERM, 2))() == Interrupted.exit_code
     assert forked(place, planned, 4)() == 0
     assert forked(place, planned, N, strike=(signal.SIGKILL, 9))() == -signal.SIGKILL
