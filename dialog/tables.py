@@ -58,6 +58,11 @@ def evaluation_tables(result: "DialogEvaluation") -> list[Table | str]:
     note = f"; true response {yardsticks.true_response.treatment}. {yardsticks.note}"
     if repr(ALL_FIVE) in systems:
         note += f" The row {ALL_FIVE!r} has the five constant answers as one list."
+    if result.decode.nbest > 1:
+        note += (
+            f" distinct-1 and distinct-2 count {result.decode.nbest} responses of the model to a context, and"
+            " one of people; compare them within one response."
+        )
     return [
         *_tables(evaluated(subject, result.ensemble_with), systems, shown, cut, note),
         *([guessing_note(found.nll, found.vocabulary)] if found.near_guessing else []),

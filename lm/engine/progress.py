@@ -102,7 +102,7 @@ class RichReporter:
     def _line(self) -> RenderableType:
         """The line, cut to the terminal width: the learning rate is dropped first, the time left last."""
         meter, room = self._meter, self._console.width
-        remaining = "" if meter.remaining is None else clock(meter.remaining)
+        remaining = "" if meter.remaining is None else f"ETA {clock(meter.remaining)}"
         done = meter.done
         bar = 0 if done is None else min(_BAR, room - len(remaining) - 2, max(_LEAST_BAR, room // 5))
         parts = [Text(remaining)] if remaining else []
@@ -129,7 +129,7 @@ class TimeLeft(ProgressColumn):
         elapsed, total = task.elapsed, task.total
         done = task.completed - task.fields.get("begun", 0)
         left = elapsed * (total - task.completed) / done if elapsed and done and total else None
-        return Text("" if left is None else clock(left))
+        return Text("" if left is None else f"ETA {clock(left)}")
 
 
 class TensorboardReporter:

@@ -99,7 +99,9 @@ def cut_file(path: Path, form: TextForm, shares: Sequence[float]) -> list[FilePi
     if any(piece.size < 1 for piece in pieces):
         for _ in whole_file(path, form).lines(InputLog("error", "lm prepare")):
             pass  # a file that is no text has few ends of lines, and is told to be none
-        raise DataError(f"{path}: too few lines to split; add lines, or name files for its splits")
+        raise DataError(
+            f"{path}: too few lines to split: a split would be empty; add lines, or name files for its splits"
+        )
     return pieces
 
 
