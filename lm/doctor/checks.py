@@ -165,9 +165,9 @@ def _locks(path: Path) -> bool:
 def _terminal() -> Iterator[Diagnosis]:
     encoding = (sys.stdout.encoding or "none").lower()
     size = shutil.get_terminal_size()
-    kind = "a terminal" if sys.stdout.isatty() else "no terminal"
+    kind = "a terminal" if sys.stdout.isatty() else "a file or pipe"
     says = (
-        f"{kind} of {size.columns} columns, TERM {visible(os.environ.get('TERM', 'unset'))}, {encoding},"
+        f"output to {kind}, {size.columns} columns, TERM {visible(os.environ.get('TERM', 'unset'))}, {encoding},"
         f" locale {visible(locale.setlocale(locale.LC_CTYPE))}"
     )
     if encoding.replace("-", "") != "utf8":
