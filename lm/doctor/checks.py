@@ -167,8 +167,8 @@ def _terminal() -> Iterator[Diagnosis]:
     size = shutil.get_terminal_size()
     kind = "a terminal" if sys.stdout.isatty() else "a file or pipe"
     says = (
-        f"output to {kind}, {size.columns} columns, TERM {visible(os.environ.get('TERM', 'unset'))}, {encoding},"
-        f" locale {visible(locale.setlocale(locale.LC_CTYPE))}"
+        f"output to {kind}, {size.columns} columns, TERM {visible(os.environ.get('TERM', 'unset'))},"
+        f" {encoding}, locale {visible(locale.setlocale(locale.LC_CTYPE))}"
     )
     if encoding.replace("-", "") != "utf8":
         remedy = "export LC_ALL=C.UTF-8, or PYTHONUTF8=1, to show every character"
