@@ -16,9 +16,10 @@ from lm.runs.evaluations import HASH_DIGITS, evaluation_file, evaluation_names, 
 def paired(runs: Sequence[Path], name: str | None, program: str, options: str) -> tuple[str, list[str]]:
     """Name of the evaluation that all runs have, and its file name in each run.
 
-    ``name`` chooses among several: the name of a file in the first run, or a label. The runs may lack it, or
-    have other texts under it. ``options`` are the options of ``evaluate`` that determine the name, for the
-    error message.
+    ``name`` chooses among several: the name of a file in the first run, or a label. Without it, the
+    evaluation of a whole text is chosen before those of its parts and with other options, as ``test`` before
+    ``test.first-100``. The runs may lack a ``name``, or have other texts under it. ``options`` are those of
+    ``evaluate`` that determine the name, for the error message.
 
     Raises:
         ConfigError: several evaluations in common without a ``name``.
@@ -37,11 +38,18 @@ def paired(runs: Sequence[Path], name: str | None, program: str, options: str) -
     if not common:
         found = name or _common_name(runs, kept, program, options)
         return found, [found] * len(runs)
+    if name is None:
+        common = _plain(common) or common
     if len(common) > 1:
         names = ", ".join(_choice(runs[0], shelves[0][label], label) for label in common)
         raise ConfigError(f"the runs have several evaluations in common; choose one with --name: {names}")
     files = [shelf[common[0]] for shelf in shelves]
     return (files[0] if len(set(files)) == 1 else common[0]), files
+
+
+def _plain(labels: Sequence[str]) -> list[str]:
+    """The label that all others extend by options, as a list; [] if there is none."""
+    return [one for one in labels if all(f"{other}.".startswith(f"{one}.") for other in labels)]
 
 
 def _label(run: Path, file: str, hashed: Collection[str]) -> str:

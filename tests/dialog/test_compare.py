@@ -156,8 +156,13 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare([a, tmp_path / "empty"])
     with pytest.raises(DataError, match="has no evaluation valid"):
         compare([a], name="valid")
+    for part in ("test.beam-1", "test.first-30"):
+        keep_scores(tmp_path / "a", name=part)
+    assert compare([a]).name == "test"
     keep_scores(tmp_path / "a", name="valid")
-    with pytest.raises(ConfigError, match="choose one with --name: test, valid"):
+    with pytest.raises(
+        ConfigError, match=r"choose one with --name: test, test\.beam-1, test\.first-30, valid"
+    ):
         compare([a])
     assert compare([a], name="valid").name == "valid"
     with pytest.raises(ConfigError, match="at least 1000"):

@@ -167,8 +167,8 @@ def test_real_evaluations_compare(tmp_path: Path) -> None:
     assert [row.facts["head"] for row in result.runs] == ["softmax", "mos"]
     evaluate(runs[0], limit=9)
     evaluate(runs[1], limit=9)
-    with pytest.raises(ConfigError, match="choose one"):
-        compare(runs)
+    assert compare(runs, resamples=1000).name == "test"
+    assert compare(runs, "test.first-9", resamples=1000).name == "test.first-9"
 
 
 def test_evaluations_of_one_name_pair_by_their_text(tmp_path: Path) -> None:
