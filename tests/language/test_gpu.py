@@ -1,11 +1,14 @@
-"""Trainings on a GPU: the same bits from a second run, and from one that is stopped and resumed (row K3)."""
+"""On a GPU: the same bits from a second training, a resumed one, and a second text (row K3)."""
 
+import warnings
 from pathlib import Path
 
 import pytest
 
 from lm.engine.events import no_report
+from lm.language.generate import GenerateOptions, generate
 from lm.language.train import train
+from lm.language.trained import TrainedLm
 from lm.runs.check import check_run
 from tests.support.tiny_training import resolved, write_corpus
 
@@ -69,6 +72,18 @@ def test_a_second_and_a_resumed_training_have_the_same_bits(
         train(resolved(*settings, f"train.max_steps={steps}"), Path(run), no_report)
     whole, again, halves = (check_run(Path(run)).state_sha256 for run in ("whole", "again", "halves"))
     assert (again, halves) == (whole, whole)
+
+
+def test_a_text_is_generated_twice_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without a warning of torch about operations that may differ."""
+    monkeypatch.chdir(write_corpus(tmp_path, CONFIG, 400, 60, 12))
+    train(resolved("train.max_steps=10"), Path("run"), no_report)
+    trained = TrainedLm.load(Path("run"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options in (GenerateOptions(), GenerateOptions(top_p=0.9), GenerateOptions(top_k=5)):
+            first, again = ([one.token for one in generate(trained, "", options)] for _ in range(2))
+            assert first == again
 
 
 def test_a_transformer_names_the_operation_that_may_differ(
