@@ -303,7 +303,7 @@ def test_missing_data_is_told_at_once(
     code, _, err = ending(main_of[package], "train", config)
     assert (code, err) == (DataError.exit_code, f"{message}\n")
     code, _, err = ending(main_of[package], "train", config, "--set", "data.train=talk.txt")
-    assert (code, err) == (DataError.exit_code, "talk.txt: no such file or folder; check the path\n")
+    assert (code, err) == (DataError.exit_code, "talk.txt: no such file or folder; check data.train\n")
     if package == "dialog":
         code, _, err = ending(main, "train", "own_small", "--data", "smalltalk:train")
         assert code == DataError.exit_code

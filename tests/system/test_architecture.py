@@ -183,7 +183,8 @@ def test_functions_stay_small() -> None:
         count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
         is_command = name.endswith("cli")  # typer reads the options of a command from its signature
         is_kernel = any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
-        free = is_command or is_kernel  # a kernel takes pointers and strides one by one
+        is_interface = name.endswith(".hf") and function.name == "forward"  # transformers passes all by name
+        free = is_command or is_kernel or is_interface  # a kernel takes pointers and strides one by one
         assert free or count <= MAX_PARAMETERS, f"{name}.{function.name} has {count} parameters"
         assert arguments.kwarg is None, (
             f"{name}.{function.name} takes **{arguments.kwarg and arguments.kwarg.arg}"
