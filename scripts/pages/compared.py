@@ -95,6 +95,7 @@ PAIRS = {  # labels of further tests by file
         (f"Mogrifier, {MOS}", f"Mogrifier, {SOFTMAX_X4}"),
         (f"Mogrifier, {SOFTMAX_X4}", SOFTMAX_X4),
         (f"Mogrifier, {MOS}", MOS),
+        (f"{SOFTMAX_X4}, rate .006, dropout .1", f"{SOFTMAX}, rate .006, dropout .1"),
         (f"{MOS}, rate .006, dropout .1", f"{SOFTMAX_X4}, rate .006, dropout .1"),
     ),
 }
