@@ -26,7 +26,7 @@ from dialog.hf_causal import HighrankStreamConfig, HighrankStreamModel
 from dialog.seq2seq import Seq2Seq
 from lm.heads.cpr import SourceWords
 from lm.huggingface.architecture import carried_architecture, read_architecture
-from lm.huggingface.generation import IGNORED, ExportedConfig, ExportedModel, StateCache, tuples
+from lm.huggingface.generation import IGNORED, ExportedConfig, ExportedModel, StateCache, mean_over, tuples
 from lm.huggingface.starting import with_trunk
 from lm.runs.inputs import TRUNK
 from lm.text.tokenizers import DIALOG, UNK
@@ -158,7 +158,7 @@ class HighrankDialogModel(ExportedModel):
             use_cache: True to return the state after the tokens.
             return_dict: ignored; the result is never a tuple.
             num_items_in_batch: divides the loss instead of the number of scored labels, see
-                :func:`lm.huggingface.generation.mean_loss`.
+                :func:`lm.huggingface.generation.mean_over`.
 
         Raises:
             ValueError: ``labels`` without ``input_ids``, neither ``labels`` nor ``decoder_input_ids``, or no
@@ -168,7 +168,7 @@ class HighrankDialogModel(ExportedModel):
             if input_ids is None:
                 raise ValueError("labels need input_ids: give the contexts, which the loss encodes itself")
             loss, scored = self._loss(input_ids, attention_mask, token_type_ids, labels)
-            return Seq2SeqLMOutput(loss=loss / (num_items_in_batch or max(scored, 1)))
+            return Seq2SeqLMOutput(loss=mean_over(loss, scored, num_items_in_batch))
         if decoder_input_ids is None:
             raise ValueError("give decoder_input_ids for logits, or input_ids with labels for a loss")
         if past_key_values is not None:

@@ -109,7 +109,7 @@ class HighrankLanguageModel(ExportedModel):
             use_cache: True to return the state after the tokens.
             logits_to_keep: number of last positions with logits; 0 = all.
             return_dict: ignored; the result is never a tuple.
-            num_items_in_batch: divides the loss, see :func:`lm.huggingface.generation.mean_loss`.
+            num_items_in_batch: divides the loss, see :func:`lm.huggingface.generation.mean_over`.
 
         Raises ValueError for padding on the right.
         """

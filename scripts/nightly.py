@@ -58,15 +58,19 @@ class Tally:
     seen: set[int] = field(default_factory=set)  # indices that are done or being worked on
 
     @property
+    def lacking(self) -> bool:
+        """True if a row that can be run has come to fewer cases than demanded."""
+        return self.row.lab is not None and self.cases < self.demanded
+
+    @property
     def open(self) -> bool:
         """True if a row is left to run."""
-        return self.row.lab is not None and self.cases < self.demanded and len(self.seen) < self.most
+        return self.lacking and len(self.seen) < self.most
 
     @property
     def short(self) -> bool:
         """True if all indices together came to too few faults, and no limit of the row explains it."""
-        lacking = self.row.lab is not None and not self.row.limit and self.cases < self.demanded
-        return lacking and len(self.seen) >= self.most
+        return self.lacking and not self.open and not self.row.limit
 
     @property
     def most(self) -> int:

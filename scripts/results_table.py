@@ -146,8 +146,9 @@ def text_of(name: str, value: Any) -> str:
 
 def table_of_runs(options: Namespace) -> str:
     """Models of runs, a row each; ``--json`` also writes their entries."""
-    kept = sorted({file.stem for run in options.runs for file in (run / "evaluation").glob("*.json")})
-    require(options.name or not kept, f"name the evaluation of the runs with --name: {', '.join(kept)}")
+    if not options.name:
+        kept = sorted({file.stem for run in options.runs for file in (run / "evaluation").glob("*.json")})
+        require(not kept, f"name the evaluation of the runs with --name: {', '.join(kept)}")
     require(not options.json or options.machine, "--json: name the machine with --machine TEXT")
     unknown = [path for path in options.analysis if path.stem not in ANALYSED]
     require(not unknown, f"--analysis: name each file as its analysis: {', '.join(ANALYSED)}")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Options, run_script
-from pages.result_entries import sha256_of, write_entries
+from pages.result_entries import sha256_of
 
-from lm.disk.jsonfile import JSON, read_json
+from lm.disk.jsonfile import JSON, read_json, write_json
 from lm.errors import require
 
 ABOUT = {  # by command
@@ -66,7 +66,7 @@ def main() -> None:
         before: Any = read_json(options.out)
         same = isinstance(before, dict) and before.get("about") == about
         require(same, f"{options.out}: has no results of this study; choose another file with --out")
-    write_entries(options.out, about, entries)
+    write_json(options.out, {"about": about, "entries": entries})
     print(f"{options.out}: written")
 
 

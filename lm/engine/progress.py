@@ -26,6 +26,7 @@ from lm.measures import perplexity
 from lm.numbers import number
 
 _BAR, _LEAST_BAR = 24, 8  # cells of the bar
+_LABELLED = 30  # columns of a terminal with room for the name of the time left
 
 
 class PlainReporter:
@@ -102,7 +103,9 @@ class RichReporter:
     def _line(self) -> RenderableType:
         """The line, cut to the terminal width: the learning rate is dropped first, the time left last."""
         meter, room = self._meter, self._console.width
-        remaining = "" if meter.remaining is None else f"ETA {clock(meter.remaining)}"
+        remaining = "" if meter.remaining is None else clock(meter.remaining)
+        if remaining and room >= _LABELLED:
+            remaining = f"ETA {remaining}"
         done = meter.done
         bar = 0 if done is None else min(_BAR, room - len(remaining) - 2, max(_LEAST_BAR, room // 5))
         parts = [Text(remaining)] if remaining else []

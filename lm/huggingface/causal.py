@@ -86,7 +86,7 @@ class HighrankForCausalLM(nn.Module):
         ``labels`` (B, T) are the ids that each position should have. They are shifted here, and −100 is not
         scored. With them, the output has the mean loss in nats and no logits. Without them, it has
         log-probabilities (B, T, V) as logits. ``num_items_in_batch`` divides the loss instead of the number
-        of scored labels, see :func:`lm.huggingface.generation.mean_loss`.
+        of scored labels, see :func:`lm.huggingface.generation.mean_over`.
         """
         hidden = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
         hidden = hidden.to(self.head.weight.dtype)  # transformers opens a model in the precision of its file

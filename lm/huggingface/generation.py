@@ -2,6 +2,7 @@
 
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -95,7 +96,7 @@ class ExportedModel(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """The mean loss of labels (B, T), or log-probabilities at the last positions of states (T, B, ·).
 
-        ``mask`` (B, at least T) is zero at padding, and ``num_items_in_batch`` is that of :func:`mean_loss`.
+        ``mask`` (B, at least T) is zero at padding, and ``num_items_in_batch`` is that of :func:`mean_over`.
         """
         head = self.model.head
         if labels is None:
@@ -120,15 +121,23 @@ def mean_loss(
     """Mean loss of the labels (B, T) after the first that are scored, from the states before them.
 
     The first token after padding, where ``mask`` is zero, is not scored, as it is not where it is alone.
-    ``num_items_in_batch`` divides the sum instead of the number of scored labels. The trainer of transformers
-    gives it, so that batches whose gradients it accumulates have the gradient of one large batch.
+    See :func:`mean_over` for ``num_items_in_batch``.
     """
     targets = labels[:, 1:].T
     scored = targets != IGNORED
     if mask is not None:
         scored &= mask[:, -labels.shape[1] : -1].T.bool()
-    loss = head.loss(before, targets.clamp(min=0), scored)
-    return loss / (scored.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+    return mean_over(head.loss(before, targets.clamp(min=0), scored), scored.sum(), num_items_in_batch)
+
+
+def mean_over(loss: Tensor, scored: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """A summed loss divided by the number of ``scored`` labels; 0 where none is.
+
+    ``num_items_in_batch`` replaces the number. The trainer of transformers gives it, so that batches whose
+    gradients it accumulates have the gradient of one large batch.
+    """
+    items = scored if num_items_in_batch is None else num_items_in_batch
+    return loss / torch.as_tensor(items, device=loss.device).clamp(min=1)
 
 
 def tuples(value: Any) -> Any:

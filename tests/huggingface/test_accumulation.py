@@ -83,3 +83,6 @@ def test_a_given_number_of_items_divides_the_summed_loss(built: Callable[[], nn.
     mean = model(input_ids=ids, labels=ids).loss
     summed = model(input_ids=ids, labels=ids, num_items_in_batch=1).loss
     torch.testing.assert_close(summed, mean * (ids.shape[1] - first))
+    nothing = torch.full_like(ids, -100)
+    for items in (None, 0, torch.tensor(0)):
+        assert model(input_ids=ids, labels=nothing, num_items_in_batch=items).loss.item() == 0
