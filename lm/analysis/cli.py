@@ -219,8 +219,9 @@ def gates(
     Example: lm analyze gates runs/ptb_small_softmax runs/ptb_small_mogrifier
     """
     spare_texts(json_file, runs, data)
-    from lm.analysis.gates import gate_statistics, gate_tables
+    from lm.analysis.gates import gate_statistics, gate_tables, require_gates
 
+    require_texts(runs, data, require_gates)
     steps = opened_with_text(runs, data, limit, checkpoint)
     report_runs(json_file, measured(steps, gate_statistics), gate_tables)
 

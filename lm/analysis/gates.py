@@ -17,9 +17,11 @@ from torch import Tensor
 from lm.cells.layers import Layer
 from lm.console.tables import Table
 from lm.errors import DataError, require
+from lm.language.config import LmConfig
 from lm.language.model import LanguageModel
 from lm.language.trained import TrainedLm
 from lm.language.windows import Ids
+from lm.trunks.names import trunk_kind
 
 SATURATED = 0.1  # share of its range within which a gate is saturated, at either end
 _LOWEST = (0.0, 0.0, -1.0, 0.0)  # lower bounds of gates; the third is the candidate in LSTM and GRU
@@ -53,10 +55,9 @@ class GateStatistics:
 def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
     """Measure the gates of a run on a text.
 
-    ConfigError for a trunk without recurrent layers, DataError without a token.
+    ConfigError as :func:`require_gates`, DataError without a token.
     """
-    gated = bool(_gated(trained.model))
-    require(gated, "its trunk has no recurrent layers, and so no gates; name other runs")
+    require_gates(trained.config)
     sums: dict[int, Tensor] = {}
     with _watched(trained.model, sums):
         tokens = sum(len(targets) for _, targets in trained.readings(ids))
@@ -64,6 +65,12 @@ def gate_statistics(trained: TrainedLm, ids: Ids) -> GateStatistics:
         raise DataError("the text has no tokens to analyse gates on; name a longer text")
     rows = [row for layer, found in sorted(sums.items()) for row in _rows(layer, found)]
     return GateStatistics(tokens, rows)
+
+
+def require_gates(config: LmConfig) -> None:
+    """Raise ConfigError for a trunk without recurrent layers."""
+    gated = trunk_kind(config.model.trunk) == "recurrent"
+    require(gated, "its trunk has no recurrent layers, and so no gates; name other runs")
 
 
 def _gated(model: LanguageModel) -> list[Layer]:

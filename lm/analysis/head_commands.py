@@ -92,11 +92,11 @@ def unargmaxable(
     Example: lm analyze unargmaxable runs/ptb_small_softmax runs/ptb_small_mos
     """
     spare_texts(json_file, runs, None)
-    from lm.analysis.unargmaxable import unargmaxable_of_run, unargmaxable_tables
+    from lm.analysis.unargmaxable import require_one_matrix, unargmaxable_of_run, unargmaxable_tables
     from lm.language.config import LmConfig
     from lm.language.trained import TrainedLm
 
-    require_runs(runs, LmConfig)
+    require_runs(runs, LmConfig, lambda _, config: require_one_matrix(config.head))
     results = {}
     with counting("searching") as progress:
         for opened in opened_models(runs, checkpoint, over_training, TrainedLm.load):

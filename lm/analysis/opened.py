@@ -11,6 +11,7 @@ from lm.runs.measured import Measured, measurement
 from lm.runs.opened import Opened, naming, opened_models, require_runs
 
 if TYPE_CHECKING:
+    from lm.language.config import LmConfig
     from lm.language.evaluate import Text
     from lm.language.trained import TrainedLm
     from lm.language.windows import Ids
@@ -43,12 +44,23 @@ def opened_with_text(
         yield replace(opened, trained=trained), text
 
 
-def require_texts(runs: Sequence[Path], data: str | None) -> None:
-    """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read."""
+def require_texts(
+    runs: Sequence[Path], data: str | None, fits: "Callable[[LmConfig], object] | None" = None
+) -> None:
+    """Raise StorageError for a path that is no run, DataError for a missing test split that is to be read.
+
+    A ConfigError of ``fits`` for one of the configs is raised with the name of the run.
+    """
     from lm.language.config import LmConfig
     from lm.language.evaluate import own_test
 
-    require_runs(runs, LmConfig, (lambda _, config: own_test(config)) if data is None else None)
+    def check(_: Path, config: LmConfig) -> None:
+        if fits is not None:
+            fits(config)
+        if data is None:
+            own_test(config)
+
+    require_runs(runs, LmConfig, check)
 
 
 def alike(steps: Iterator[OpenedText], *, texts: bool = True) -> Iterator[OpenedText]:

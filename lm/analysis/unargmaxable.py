@@ -28,8 +28,10 @@ import numpy as np
 from lm.arrays import Floats, Ints
 from lm.console.tables import Table
 from lm.errors import ConfigError, DivergenceError
+from lm.heads.config import HeadConfig
 from lm.heads.head import Head
 from lm.heads.precision import precise
+from lm.heads.registry import HEADS
 from lm.language.trained import TrainedLm
 from lm.steps import OnProgress, Steps, no_progress
 
@@ -147,24 +149,29 @@ def unargmaxable_words(
     return lost
 
 
-def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
-    """Logits of one component over the contexts that it can have, and over all contexts, in float64.
-
-    ConfigError for heads whose logits are no product of one matrix and a context. DivergenceError for an
-    output matrix that is not finite.
-    """
-    if head.gates is not None or head.temperature is not None or head.config.own_contexts:
+def require_one_matrix(config: HeadConfig) -> None:
+    """Raise ConfigError for heads whose logits are no product of one matrix and a context, or tie."""
+    gated = HEADS[config.kind].mixes == "logits" and config.components > 1
+    if gated or config.temperature not in ("none", "constant") or config.own_contexts:
         raise ConfigError(
-            f"head.kind = {head.config.kind!r}, head.temperature = {head.config.temperature!r}: logits are"
-            " not one matrix times a context; name runs without temperature and of other kinds than mixtape,"
-            " mfs and cpr"
+            f"head.kind = {config.kind!r}, head.temperature = {config.temperature!r}: logits are not one"
+            " matrix times a context; name runs without temperature and of other kinds than mixtape, mfs"
+            " and cpr"
         )
-    weight = precise(head.weight.detach()).double().cpu().numpy()
-    bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()
-    if head.row.link == "relu":
+    if HEADS[config.kind].link == "relu":
         raise ConfigError(
             "head.kind = 'relu': negative logits have one probability, so words tie; name runs of other kinds"
         )
+
+
+def logits_of_head(head: Head, state_bound: float) -> tuple[Logits, Logits]:
+    """Logits of one component over the contexts that it can have, and over all contexts, in float64.
+
+    ConfigError as :func:`require_one_matrix`. DivergenceError for an output matrix that is not finite.
+    """
+    require_one_matrix(head.config)
+    weight = precise(head.weight.detach()).double().cpu().numpy()
+    bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise DivergenceError(
             "the output matrix is not finite, as the model diverged; choose another checkpoint"

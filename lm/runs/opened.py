@@ -47,21 +47,22 @@ def checkpoints_of(run: Path) -> list[str]:
 
 
 def require_runs(
-    runs: Sequence[Path], schema: type[C], own_test: Callable[[Path, C], object] | None = None
+    runs: Sequence[Path], schema: type[C], check: Callable[[Path, C], object] | None = None
 ) -> None:
-    """Read the config of every run, before any is loaded, and look for its test split with ``own_test``.
+    """Read the config of every run, and ``check`` it, before any is loaded.
 
-    StorageError for a path that is no run. A DataError of ``own_test`` is raised with the name of its run.
+    StorageError for a path that is no run. A ConfigError or DataError of ``check`` is raised with the name of
+    its run.
     """
     from lm.runs.inputs import config_of
 
     for run in runs:
         config = config_of(run, schema).config
         try:
-            if own_test is not None:
-                own_test(run, config)
-        except DataError as error:
-            raise DataError(f"{visible(run)}: {error}") from None
+            if check is not None:
+                check(run, config)
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"{visible(run)}: {error}") from None
 
 
 @contextmanager

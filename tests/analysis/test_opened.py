@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,31 @@ def test_a_path_that_is_no_run_is_told_before_any_run_is_loaded(
     for command in ("rank", "divergence", "geometry", "gradient", "unargmaxable"):
         code, out, err = ending(main, "analyze", command, "a", "absent")
         assert (code, out, err, opened) == (4, "", "absent: no such run; check the path\n", [])
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "message"),
+    [
+        ("unargmaxable", {"kind": "mfs", "partitions": 2}, "logits are not one matrix times a context"),
+        ("unargmaxable", {"temperature": "sigmoid"}, "logits are not one matrix times a context"),
+        ("unargmaxable", {"kind": "relu"}, "words tie"),
+        ("gates", {"trunk": "transformer"}, "no recurrent layers"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_told_before_any_run_is_loaded(
+    ending: Ending,
+    in_tmp: Path,
+    opened: list[tuple[str, str]],
+    command: str,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    write_run(in_tmp / "a")
+    write_run(in_tmp / "b", **settings)
+    code, out, err = ending(main, "analyze", command, "a", "b", "--json", "found.json")
+    assert (code, out, opened) == (2, "", [])
+    assert err.startswith("b: ")
+    assert message in err
 
 
 def step(name: str, words: str, ids: Sequence[int], source: str) -> OpenedText:
