@@ -122,7 +122,7 @@ def leads(folder: Path) -> str:
         for name, (label, rank) in LEADING.items()
         if any(name in own for own in found) and not name.endswith("_learned_scale")
     ]
-    return markdown(["head", "rank of log P", *LEADS.values()], rows)
+    return markdown(["head", "bound on the rank of log P", *LEADS.values()], rows)
 
 
 def lead(own: Mapping[int, float] | None, softmax: Mapping[int, float]) -> str:
