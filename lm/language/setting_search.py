@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lm.disk.jsonfile import JSON, read_json, write_json
+from lm.disk.jsonfile import JSON, is_sealed, read_json, sealed, write_json
 from lm.errors import ConfigError, DivergenceError, StorageError, require
 from lm.language.adaptation import (
     ADAPT_LENGTH,
@@ -169,7 +169,7 @@ def choose(
             found = likelihood(nll, trained, valid, len(nll))
         loss, ppl = (found.nll, found.perplexity) if found else (None, None)
         tried.append(TriedSetting(setting.lr, setting.decay, setting.eps, loss, ppl))
-        write_json(path, {"of": key, "results": [as_json(one) for one in tried]})
+        write_json(path, sealed({"of": key, "results": [as_json(one) for one in tried]}))
         steps.reach(len(valid.ids) * (len(tried) - before))
     losses = [(one.nll, place) for place, one in enumerate(tried) if one.nll is not None]
     if not losses:
@@ -181,10 +181,10 @@ def choose(
 
 
 def _finished(path: Path, key: Mapping[str, JSON]) -> list[TriedSetting]:
-    """Results of an earlier, perhaps unfinished, search with the same key."""
+    """Results of an earlier, perhaps unfinished, search with the same key; [] if the file was changed."""
     with suppress(StorageError, KeyError, TypeError):
         record: Any = read_json(path)
-        if record["of"] == key:
+        if is_sealed(record) and record["of"] == key:
             return [TriedSetting(**row) for row in record["results"]]
     return []
 

@@ -72,7 +72,26 @@ def recorded_hashes(split: Path) -> dict[str, str]:
 
     Raises DataError if the manifest is damaged.
     """
-    path = split.absolute().parent / MANIFEST
+    start = f"{split.absolute().name}/"
+    outputs = _outputs(split.absolute().parent)
+    return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
+
+
+def require_unchanged(folder: Path, *names: str) -> None:
+    """Raise DataError if a file of a prepared folder, beside its splits, differs from the manifest.
+
+    Files that the manifest does not name, or without a manifest, are not checked. OSError for a missing one.
+    """
+    hashes = _outputs(folder)
+    for name in names:
+        if name in hashes:
+            with open_file(folder / name) as file:
+                require_recorded(file, folder / name, hashes)
+
+
+def _outputs(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files of a prepared folder, from its manifest. As :func:`recorded_hashes` otherwise."""
+    path = folder / MANIFEST
     if not os.path.lexists(path):
         return {}
     try:
@@ -82,11 +101,9 @@ def recorded_hashes(split: Path) -> dict[str, str]:
             return {}  # not the manifest of a prepared folder
         if not _is_manifest(value):
             raise StorageError(f"{path}: damaged")
-        start = f"{split.absolute().name}/"
-        outputs = dict(value["outputs"])
+        return {str(name): str(sha256) for name, sha256 in value["outputs"].items()}
     except (StorageError, TypeError, ValueError) as error:
         raise DataError(f"{path}: damaged; prepare the corpus again, with another --out") from error
-    return {name.removeprefix(start): sha256 for name, sha256 in outputs.items() if name.startswith(start)}
 
 
 def damaged_outputs(folder: Path) -> list[str]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 
 RESTORE = "restore it from a copy (a language model's is in its prepared text), or train into another --run"
+CODEC_FILES = ("tokenizer.json", "tokenizer.model", "vocabulary.json")
 _FOREIGN = 0.5  # share of unknown tokens
 _UNKNOWN = "\uffff"  # a noncharacter, which no text and so no vocabulary contains
 

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm.config.settings import Settings
 from lm.disk.filelock import FileLock, held
+from lm.disk.jsonfile import SEAL, is_sealed, sealed
 from lm.disk.storage import make_folder, read_file, storage_errors, temporary_folder
 from lm.errors import StorageError, visible
 from lm.runs.metrics_log import MetricsLog
@@ -32,6 +33,7 @@ STUDY = "tune"
 _LONGEST = 1 << 28  # bytes of a journal
 VALIDATED = "validated"  # attribute of a trial: updates of its validations
 DIVERGED = "diverged"  # attribute of a failed trial whose values made it diverge
+_FACTS = ("reason", "updates", "nll", "step", DIVERGED)  # attributes of an ended trial, and SEAL of them
 WORST = 1e6  # nats a token of what diverged, for the sampler, which learns nothing from failed trials
 
 Sampler = Literal["tpe", "random"]
@@ -139,6 +141,8 @@ class Trials:
         with self._lock, deferred_signals():
             for name, value in facts.items():
                 trial.entry.set_user_attr(name, value)
+            record = _record(trial.number, outcome.state, trial.drawn, trial.entry.user_attrs)
+            trial.entry.set_user_attr(SEAL, sealed(record)[SEAL])
             value = outcome.nll if outcome.state == "finished" else None
             self._study.tell(trial.entry, value, state=states[outcome.state])
 
@@ -178,6 +182,26 @@ def read_rows(folder: Path, space: Space) -> list[dict[str, Any]]:
         if row["state"] == "running" and not held(folder / CLAIMS / str(row["trial"])):
             row["state"] = "interrupted"
     return rows
+
+
+def _record(
+    number: int, state: Status, drawn: Mapping[str, SearchValue], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Number, state, drawn values and facts of an ended trial, which its ``SEAL`` protects."""
+    facts = {name: attributes[name] for name in _FACTS if name in attributes}
+    return {"trial": number, "state": state, "drawn": dict(drawn), **facts}
+
+
+def _require_seals(study: optuna.Study) -> None:
+    """Raise ValueError for an ended trial that was changed. Those of version 0.1 have no seal."""
+    for frozen in study.get_trials(deepcopy=False):
+        attributes = frozen.user_attrs
+        if frozen.state == TrialState.RUNNING or SEAL not in attributes:
+            continue
+        record = _record(frozen.number, _STATES[frozen.state], frozen.params, attributes)
+        same = frozen.state != TrialState.COMPLETE or frozen.value == attributes.get("nll")
+        if not same or not is_sealed(record | {SEAL: attributes[SEAL]}):
+            raise ValueError(f"trial {frozen.number} differs from its SHA-256")
 
 
 def _rows_of(study: optuna.Study, space: Space) -> list[dict[str, Any]]:
@@ -234,7 +258,9 @@ def _load(path: Path) -> optuna.Study:
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
     if STUDY not in optuna.get_all_study_names(storage):
         optuna.create_study(storage=storage, study_name=STUDY, direction="minimize")
-    return optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
+    study = optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
+    _require_seals(study)
+    return study
 
 
 @contextmanager

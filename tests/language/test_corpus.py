@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,22 @@ def test_a_damaged_codec_of_a_prepared_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "out/vocabulary.json").write_bytes(b"{}")
     with pytest.raises(DataError, match=r"vocabulary.json: .*run `lm prepare` again"):
         load_codec(data(tmp_path / "out"))
+
+
+def test_changed_counts_of_a_prepared_folder_are_noticed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(str(corpus(tmp_path / "in")), out)
+    codec = load_codec(data(out))
+    for name, read in (
+        ("report.json", lambda: load_split(f"{out}/test", codec)),
+        ("vocabulary.json", lambda: load_codec(data(out))),
+    ):
+        whole = (out / name).read_text()
+        (out / name).write_text(re.sub(r"(\d)(\D*)$", lambda m: str(9 - int(m[1])) + m[2], whole, count=1))
+        with pytest.raises(DataError, match=f"{name}: damaged or edited, SHA-256 differs from the manifest"):
+            read()
+        (out / name).write_text(whole)
+        read()
 
 
 def test_a_corpus_without_a_split_is_named(tmp_path: Path) -> None:

@@ -235,6 +235,18 @@ def test_settings_are_drawn_from_the_published_ranges() -> None:
     assert len({row.lr for row in rows}) == 12
 
 
+def test_a_changed_result_of_a_search_is_searched_anew(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=(120, 10, 10))
+    path, base = run / "dynamic" / "trials.json", replace(DYNAMIC_SETTINGS["default"], scaling="elements")
+    found = dynamic(run, setting=base, search=Draws(2))
+    whole = path.read_text()
+    changed = json.loads(whole)
+    changed["results"][0]["nll"] = 0.5
+    path.write_text(json.dumps(changed))
+    assert as_json(dynamic(run, setting=base, search=Draws(2))) == as_json(found)
+    assert path.read_text() == whole
+
+
 def test_drawn_settings_go_on_and_may_become_more(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", lines=(120, 10, 10))
     path = run / "dynamic" / "trials.json"

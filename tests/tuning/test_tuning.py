@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -269,6 +270,18 @@ def test_a_damaged_journal_is_told_and_a_torn_last_line_is_dropped(folder: Path)
     assert journal.read_bytes() == whole
     journal.write_bytes(whole.replace(b'"op_code"', b'"op_cod', 1))
     with pytest.raises(StorageError, match=r"journal\.log: damaged or foreign"):
+        Trials(folder / "search", planned.space, "tpe", 1)
+
+
+@pytest.mark.parametrize("name", ["nll", "step", "updates", "values", "optim.lr", "reason"])
+def test_a_changed_number_of_an_ended_trial_is_noticed(folder: Path, name: str) -> None:
+    planned = plan(folder)
+    search(folder / "search", planned, 1)
+    journal = folder / "search" / "journal.log"
+    changed, count = re.subn(rf'("{name}":\s*\[?"?)(?!null)(\w)', r"\g<1>9\2", journal.read_text())
+    assert count
+    journal.write_text(changed)
+    with pytest.raises(StorageError, match=r"journal\.log: damaged or foreign \(trial 0 differs"):
         Trials(folder / "search", planned.space, "tpe", 1)
 
 

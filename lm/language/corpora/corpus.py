@@ -9,6 +9,7 @@ import numpy as np
 
 from lm.config.named_data import SPLITS, missing
 from lm.config.places import prepared_by, wrong_kind
+from lm.disk.storage import storage_errors
 from lm.errors import DataError, StorageError
 from lm.language.config import DataConfig
 from lm.language.corpora.pieces import FilePiece, whole_file
@@ -16,8 +17,9 @@ from lm.language.corpora.sources import is_spelled
 from lm.language.corpora.split_files import SPLIT, TokenSplit, add_ids, id_chunks, read_split, unknown_ids
 from lm.language.corpora.survey import SplitCounts, learn_codec, learn_tokenizer, read_tokens
 from lm.text.lines import InputLog
+from lm.text.prepared_folder import require_unchanged
 from lm.text.tokenizers import UNK, StoredKind
-from lm.text.vocabulary import Codec
+from lm.text.vocabulary import CODEC_FILES, Codec
 
 __all__ = ["TokenSplit", "load_codec", "load_split", "text_piece"]
 
@@ -54,10 +56,13 @@ def load_codec(data: DataConfig, pretrained: Path | None = None) -> Codec:
     if train.is_dir():
         folder = _require_split(train).parent
         try:
-            return Codec.load(folder)
+            codec = Codec.load(folder)
+            with storage_errors(folder):
+                require_unchanged(folder, *CODEC_FILES)
         except StorageError as error:
             detail = str(error).split(";")[0]
             raise DataError(f"{detail}; run `lm prepare` again") from error
+        return codec
     splits = {"train": [text_piece(train, data.tokenizer)]}
     for split, source in (("valid", data.valid), ("test", data.test)):
         if Path(source).is_file():

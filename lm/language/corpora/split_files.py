@@ -22,7 +22,7 @@ from lm.disk.regular import open_file
 from lm.disk.storage import storage_errors
 from lm.errors import DataError, StorageError
 from lm.language.corpora.survey import SplitCounts, TokenLine
-from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded
+from lm.text.prepared_folder import REPORT_FILE, recorded_hashes, require_recorded, require_unchanged
 from lm.text.tokenizers import UNK
 from lm.text.vocabulary import Codec
 
@@ -170,10 +170,14 @@ def read_split(folder: Path, codec: Codec) -> TokenSplit:
 def _outside(folder: Path, files: Sequence[NDArray[np.integer]], codec: Codec) -> int:
     """Number of tokens that are ``<unk>`` instead of another word, as the report beside a split counts them.
 
-    Without a report, every ``<unk>`` may have been another word.
+    Without a report, every ``<unk>`` may have been another word. DataError for a changed report.
     """
+    corpus = folder.absolute().parent
+    if os.path.lexists(corpus / REPORT_FILE):
+        with storage_errors(corpus / REPORT_FILE):
+            require_unchanged(corpus, REPORT_FILE)
     try:
-        report: Any = read_json(folder.absolute().parent / REPORT_FILE)
+        report: Any = read_json(corpus / REPORT_FILE)
         return int(report["splits"][folder.absolute().name]["oov_tokens"])
     except (StorageError, KeyError, TypeError, ValueError):
         return sum(unknown_ids(ids, codec) for ids in files)
