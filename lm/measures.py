@@ -1,7 +1,7 @@
-"""Perplexity, tests for a model that has learnt nothing, and for a text of many unknown words."""
+"""Perplexity, and tests of losses and texts: a model that has learnt nothing, many unknown words."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lm.errors import DivergenceError, HighrankError
@@ -35,6 +35,16 @@ def learnt(nll: float, words: int) -> bool:
 def guessing(nll: float, words: int) -> bool:
     """True if a loss is above 92.5 % of that of uniform guessing among ``words`` words."""
     return nll > _OF_GUESSING * math.log(words)
+
+
+def nonmonotonic(history: Sequence[float], window: int) -> bool:
+    """True if the latest validation is worse than the best one that is older than the ``window`` before it.
+
+    This condition starts averaging in NT-ASGD and ends finetuning (Merity et al. 2018, Algorithm 1). As in
+    their code, it needs at least ``window`` + 1 earlier validations.
+    """
+    settled = history[: max(0, len(history) - 1 - window)]
+    return bool(settled) and history[-1] > min(settled)
 
 
 def guessing_note(nll: float, words: int) -> str:

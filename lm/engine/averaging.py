@@ -9,16 +9,7 @@ from torch import Tensor, nn
 from lm.engine.config import OptimConfig
 from lm.engine.optim import trainable
 from lm.errors import StorageError
-
-
-def nonmonotonic(history: Sequence[float], window: int) -> bool:
-    """True if the latest validation is worse than the best one that is older than the ``window`` before it.
-
-    This condition starts averaging in NT-ASGD and ends finetuning (Merity et al. 2018, Algorithm 1). As in
-    their code, it needs at least ``window`` + 1 earlier validations.
-    """
-    settled = history[: max(0, len(history) - 1 - window)]
-    return bool(settled) and history[-1] > min(settled)
+from lm.measures import nonmonotonic
 
 
 def stale(history: Sequence[float]) -> int:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator
 
-from lm.engine.averaging import nonmonotonic
 from lm.engine.config import OptimConfig, TrainConfig
 from lm.engine.events import Goal
 from lm.engine.state import Progress
 from lm.errors import ConfigError
+from lm.measures import nonmonotonic
 
 
 def require_end(train: TrainConfig) -> None:

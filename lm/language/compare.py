@@ -54,8 +54,9 @@ def compare(
 
 
 def _sums(refined: Sequence[str], evaluation: Evaluation) -> PartSums:
-    """Nats of each score by block, and tokens."""
-    tokens = np.asarray(evaluation.contexts["tokens"], np.float64)
+    """Nats of each score by block, and tokens, whose sum is the divisor of the perplexity."""
+    scored = np.asarray(evaluation.contexts["tokens"], np.float64)
+    tokens = scored * (evaluation.result["tokens"] / max(1.0, scored.sum()))
     columns = {"perplexity": "nll"} | {score: score for score in refined}
     return {score: (np.asarray(evaluation.contexts[key]), tokens) for score, key in columns.items()}
 

@@ -12,7 +12,7 @@ from lm.disk.filelock import held
 from lm.disk.jsonfile import read_json
 from lm.disk.storage import read_file
 from lm.errors import HighrankError, StorageError
-from lm.measures import perplexity
+from lm.measures import nonmonotonic, perplexity
 from lm.runs.checkpoint import CheckpointStore
 from lm.runs.commit import Commit, require_sizes
 from lm.runs.inputs import CONFIG, LOG, LOG_LIMIT, changed_config, ending, lost_checkpoints, recorded
@@ -114,7 +114,10 @@ def _config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _progress(run: Path) -> dict[str, Any] | None:
-    """Progress in the newest checkpoint, whose file sizes are checked; None without one, {} if imported."""
+    """Progress and ``seconds`` of the newest checkpoint, whose sizes are checked; None without one.
+
+    {} if the run was imported.
+    """
     store = CheckpointStore.of(run)
 
     def read() -> dict[str, Any] | None:
@@ -122,8 +125,9 @@ def _progress(run: Path) -> dict[str, Any] | None:
         if newest is None:
             return None
         require_sizes(newest)
-        progress: dict[str, Any] = Commit.read(newest, tensors=False).state.get("progress", {})
-        return progress
+        state = Commit.read(newest, tensors=False).state
+        progress: dict[str, Any] = state.get("progress", {})
+        return progress and progress | {"seconds": state.get("seconds", 0.0)}
 
     return store.undisturbed(read)
 
@@ -138,4 +142,7 @@ def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) ->
         return "not begun" if progress is None else "imported"
     limits = (("max_steps", "step"), ("max_epochs", "epoch"), ("patience", "stale"))
     reached = any(train[limit] and progress[count] >= train[limit] for limit, count in limits)
-    return "finished" if reached else "interrupted"
+    late = 0 < 60 * train["max_minutes"] <= progress["seconds"]
+    trigger = train["stop_trigger"]
+    worse = bool(trigger) and nonmonotonic(progress["history"], trigger)
+    return "finished" if reached or late or worse else "interrupted"

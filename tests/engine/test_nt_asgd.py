@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.engine.averaging import nonmonotonic
+from lm.measures import nonmonotonic
 from tests.support.outcomes import outcome
 from tests.support.tiny_task import TinyTask, lines, run_folder, train
 

@@ -1,6 +1,7 @@
 """Comparison of language models: a paired bootstrap over blocks, of comparable evaluations only."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,20 @@ def test_a_training_that_has_not_ended_is_warned_of(
         about = "trained without the planned end, so that scores are of unfinished models"
         warning = f"warning: {about}: {path} ({state})."
         assert (last == warning) == bool(state)
+
+
+def test_all_numbers_of_a_run_have_the_divisor_of_its_perplexity(tmp_path: Path) -> None:
+    """With ``compat = paper`` that is one more than the number of scored tokens."""
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["config"]["train"]["seed"] += 1
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    for run in runs:
+        evaluate(run, limit=20, compat="paper")
+    result = compare(runs, resamples=1000)
+    assert result.pools is not None
+    nats = [math.log(row.perplexity) for row in result.runs]
+    assert math.log(result.pools[0].scores["perplexity"].mean) == pytest.approx(np.mean(nats))
 
 
 def test_clear_differences_are_significant_and_equal_runs_do_not_differ(tmp_path: Path) -> None:

@@ -112,6 +112,35 @@ def test_a_damaged_line_of_a_log_is_no_point_and_no_ending(tmp_path: Path, line:
     assert state(tmp_path) == "interrupted", "a sitting without its last line was killed"
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_steps": 9}, "interrupted"),
+        ({"max_steps": 6}, "finished"),
+        ({"patience": 3}, "interrupted"),
+        ({"patience": 2}, "finished"),
+        ({"stop_trigger": 2}, "interrupted"),
+        ({"stop_trigger": 1}, "finished"),
+        ({"max_minutes": 2.1}, "interrupted"),
+        ({"max_minutes": 2.0}, "finished"),
+    ],
+)
+def test_without_its_journal_the_limits_show_that_a_training_has_ended(
+    tmp_path: Path, limits: dict[str, float], expected: str
+) -> None:
+    train(tmp_path, LIMITS)
+    (tmp_path / "timing.jsonl").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    none = {"max_steps": 0, "max_epochs": 0, "patience": 0, "stop_trigger": 0, "max_minutes": 0.0}
+    config["config"]["train"] |= none | limits
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    store = CheckpointStore.of(tmp_path)
+    progress = {"step": 6, "epoch": 0, "stale": 2, "best": [[1.0, 2]], "history": [1.0, 3.0, 2.0]}
+    facts = {"progress": progress, "seconds": 120.0}
+    store.commit(7, {"model": store.weights("step-6")}, facts, {})
+    assert state(tmp_path) == expected
+
+
 def test_curves_show_the_first_the_last_and_the_best(tmp_path: Path) -> None:
     points = [(250, 200.0), (500, 80.0), (750, 55.7), (1000, 90.0)]
     for unicode in (True, False):
