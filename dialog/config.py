@@ -220,6 +220,10 @@ class DialogConfig(Section):
         unread = {0: ["transformer"], 1: [], 2: ["cell"]}[transformers]
         return dict.fromkeys(unread, " and ".join(f"{key} = {kind}" for key, kind in kinds.items()))
 
+    def unread(self) -> Mapping[str, Sequence[str]]:
+        """The rate of a trunk that is not trained."""
+        return {"optim.trunk_lr_ratio": ("train.freeze",)} if self.train.freeze == "trunk" else {}
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.train.start_from:

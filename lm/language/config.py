@@ -88,6 +88,15 @@ class WindowConfig(Section):
     )
 
     @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if self.random and self.max_delta and self.shortest > self.length + self.max_delta:
+            most = self.length + self.max_delta
+            raise ValueError(
+                f"shortest = {self.shortest:,}: more than length + max_delta = {most:,}; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shuffles_streams(self) -> Self:
         if self.partial_shuffle and self.order != "streams":
             raise ValueError(
@@ -243,7 +252,7 @@ class LmConfig(Section):
         }
 
     def unread(self) -> Mapping[str, Sequence[str]]:
-        """Sizes that others decide, dropout between the layers of one, and what other weights replace."""
+        """Sizes that others decide, dropout between the layers of one, replaced weights, and idle rates."""
         found: dict[str, Sequence[str]] = {}
         if self.model.input_embedding_ratio is not None:
             sizes = ("model.embedding_size", "head.embedding_size")
@@ -251,7 +260,10 @@ class LmConfig(Section):
         if trunk_kind(self.model.trunk) == "recurrent" and len(self.model.hidden_sizes) == 1:
             found["model.hidden_dropout"] = ("model.trunk", "model.hidden_sizes")
         if self.train.start_from:
-            found |= dict.fromkeys(("model.vectors", "head.start"), ("train.start_from",))
+            begun = ("model.vectors", "model.embedding_init", "model.init_range", "cell.init", "head.start")
+            found |= dict.fromkeys(begun, ("train.start_from",))
+        if self.train.freeze == "trunk":
+            found["optim.trunk_lr_ratio"] = ("train.freeze",)
         return found
 
     @model_validator(mode="after")

@@ -203,7 +203,7 @@ def longest(config: WindowConfig) -> int:
     """The maximum window length; without a limit, four standard deviations above ``length``."""
     if not config.random:
         return config.length
-    unlikely = config.length + math.ceil(4 * config.spread)
+    unlikely = max(config.shortest, config.length + math.ceil(4 * config.spread))
     return min(unlikely, config.length + config.max_delta) if config.max_delta else unlikely
 
 

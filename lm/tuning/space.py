@@ -47,6 +47,11 @@ class Parameter:
     choices: tuple[str, ...] = ()  # as JSON
     also: tuple[str, ...] = ()  # keys that get the same value
 
+    @property
+    def ends(self) -> tuple[SearchValue, ...]:
+        """All choices, or both ends of the range."""
+        return self.choices or (self.low, self.high)
+
     def settings(self, drawn: SearchValue) -> Settings:
         """Config values by key, for a drawn value."""
         value = json.loads(drawn) if isinstance(drawn, str) else drawn
@@ -91,7 +96,8 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
     """Load the parameters of a file, or of a space of Highrank, in the order of the file.
 
     Raises a one-line ConfigError if a key is unknown, also set by ``--set``, or read by nothing. The same
-    holds for bounds of a wrong type, in the wrong order or invalid in ``base``, and for an empty space.
+    holds for bounds of a wrong type or in the wrong order, and for an empty space. Bounds must be valid in
+    ``base``, or there with a value of one other parameter.
     """
     path = find_space(source, family)
     data, lines = read_toml(path)
@@ -113,9 +119,9 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
             if base.provenance.get(name) == COMMAND_LINE:
                 raise ConfigError(f"{where}: {name} is both in the space and in --set; remove one of them")
             taken.add(name)
-        _require_valid(parameter, base, schema)
         found.append(parameter)
     for parameter in found:
+        _require_valid(parameter, tuple(found), base, schema)
         for name in (parameter.key, *parameter.also):
             require_read(base.config, name, f"{parameter.where}: ", taken)
     return tuple(found)
@@ -217,7 +223,24 @@ def _range(key: str, entry: Mapping[str, object], where: str, field: FieldInfo) 
     return Parameter(key, where, low, high, log, numbers.get("floor"), whole)
 
 
-def _require_valid(parameter: Parameter, base: Resolved[C], schema: type[C]) -> None:
-    """Raise ConfigError if an end of the range, or a choice, is invalid in the base config."""
-    for drawn in parameter.choices or (parameter.low, parameter.high):
-        with_settings(base, parameter.settings(drawn), schema)
+def _require_valid(parameter: Parameter, space: Space, base: Resolved[C], schema: type[C]) -> None:
+    """Raise ConfigError if an end of the range, or a choice, is invalid in the base config.
+
+    It may need a value of one other parameter, as ``head.components`` above 1 need another ``head.kind``.
+    """
+    others = [other.settings(value) for other in space if other is not parameter for value in other.ends]
+    for drawn in parameter.ends:
+        settings = parameter.settings(drawn)
+        try:
+            with_settings(base, settings, schema)
+        except ConfigError:
+            if not any(_is_valid(base, settings | other, schema) for other in others):
+                raise
+
+
+def _is_valid(base: Resolved[C], settings: Settings, schema: type[C]) -> bool:
+    try:
+        with_settings(base, settings, schema)
+    except ConfigError:
+        return False
+    return True

@@ -253,6 +253,15 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
         ),
         (["model.input_embedding_ratio=0.4", "head.embedding_size=9"], "model.input_embedding_ratio = 0.4"),
         (["train.start_from=run", "model.vectors=glove.txt"], "model.vectors: has no effect with train.st"),
+        (
+            ["train.start_from=run", "model.embedding_init=scaled"],
+            "embedding_init: has no effect with tr",
+        ),
+        (["train.start_from=run", "cell.init=truncated"], "cell.init: has no effect with train.start_from"),
+        (
+            ["train.start_from=run", "train.freeze=trunk", "optim.trunk_lr_ratio=0.1"],
+            "optim.trunk_lr_ratio: has no effect with train.freeze = trunk",
+        ),
     ],
 )
 def test_a_setting_that_nothing_reads_is_refused_where_it_is_given(settings: list[str], told: str) -> None:

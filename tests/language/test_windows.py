@@ -153,3 +153,10 @@ def test_files_come_in_another_order_each_pass() -> None:
 )
 def test_memory_is_estimated_for_the_longest_window(window: WindowConfig, tokens: int) -> None:
     assert longest(window) == tokens
+
+
+def test_the_longest_window_is_no_shorter_than_the_shortest() -> None:
+    assert longest(WindowConfig(length=10, spread=5, shortest=500)) == 500
+    assert longest(WindowConfig(length=10, spread=5, shortest=5, max_delta=7)) == 17
+    with pytest.raises(ValueError, match=r"shortest = 500: more than length \+ max_delta = 17; lower it"):
+        WindowConfig(length=10, shortest=500, max_delta=7)

@@ -139,6 +139,18 @@ def test_one_value_may_be_that_of_several_keys(tmp_path: Path) -> None:
         load(text, tmp_path, "head.latent_dropout=0.1")
 
 
+def test_a_value_may_need_one_of_another_key(tmp_path: Path) -> None:
+    base, path = load_config("ptb_small_softmax", LmConfig, family="lm"), tmp_path / "s.toml"
+    kinds = '"head.kind" = {choices = ["softmax", "mos"]}\n'
+    sizes = '"head.components" = {low = 1, high = 5}\n'
+    for lines in (kinds + sizes, sizes + kinds):
+        path.write_text(f"[space]\n{lines}")
+        assert len(load_space(str(path), base, LmConfig, family="lm")) == 2
+    path.write_text(f"[space]\n{sizes}{GOOD}\n")
+    with pytest.raises(ConfigError, match=r"s\.toml:2: .*components = 5: a softmax head has one"):
+        load_space(str(path), base, LmConfig, family="lm")
+
+
 def test_a_space_survives_being_saved(tmp_path: Path) -> None:
     more = '"head.components" = {low = 1, high = 9}\n"head.tied" = {choices = [true, false]}\n'
     space = load(f"[space]\n{GOOD}\n{more}", tmp_path)
