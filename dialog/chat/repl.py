@@ -171,7 +171,7 @@ class Repl:
             return self._with_hint(self.beside.retry())
         exchange = self.conversation.retry()
         if exchange is None:
-            return ["(no other reply was found; /set nbest=20 keeps more, /sample draws others)"]
+            return ["(no other reply was found; a larger decode.nbest keeps more, /sample draws others)"]
         return self._replied(exchange)
 
     def _change(self, command: str, settings: Sequence[str]) -> None:

@@ -95,10 +95,11 @@ def setting_rows(decode: DecodeConfig) -> Iterator[tuple[str, str]]:
 def summary(decode: DecodeConfig) -> str:
     """The method of decoding and its main settings in a line."""
     if decode.method == "beam":
-        return "greedy" if decode.beam == 1 else f"beam search, {decode.beam} beams"
+        greedy = decode.beam == 1 and not decode.length_penalty and decode.select == "score"
+        return "greedy" if greedy else f"beam search, {decode.beam} beam{'s' * (decode.beam > 1)}"
     return (
         f"sampling: T={decode.temperature:g} on={decode.temperature_on} top_k={decode.top_k} "
-        f"top_p={decode.top_p:g} seed={decode.seed}, best of {decode.nbest}"
+        f"top_p={decode.top_p:g} seed={decode.seed}, best of {decode.searched}"
     )
 
 

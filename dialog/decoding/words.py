@@ -19,12 +19,13 @@ def texts_of(
 
     A forbidden phrase with an unknown word cannot occur, and is left out, but ``<unk>`` itself can. Raises
     ConfigError if a required phrase or the beginning has an unknown word or contains a forbidden phrase, or
-    if they exceed ``max_length``. A phrase that the beginning contains takes no room of its own.
+    if they exceed ``max_length``. A phrase that the beginning or another phrase contains takes no room of its
+    own. Phrases of which only parts overlap are counted in full.
     """
     begin = _known("begin", config.begin, codec, marks) if config.begin.strip() else []
     require = [_known("require", phrase, codec, marks) for phrase in config.require]
     forbid = [ids for phrase in config.forbid if _possible(phrase, ids := codec.encode(phrase), codec, marks)]
-    length = len(begin) + sum(len(ids) for ids in require if not _contains(begin, ids))
+    length = len(begin) + sum(map(len, _separate(begin, require)))
     if length > config.max_length:
         raise ConfigError(
             f"decode.begin and decode.require have {length:,} tokens, more than decode.max_length ="
@@ -40,6 +41,14 @@ def texts_of(
     blocked = contexts if config.block_context_ngram else ()
     parts = [[part for ids in context for part in _between(marks, ids)] for context in blocked]
     return Texts(begin, require, forbid, parts)
+
+
+def _separate(begin: Sequence[int], phrases: Sequence[list[int]]) -> Iterator[list[int]]:
+    """The phrases that neither the beginning nor another phrase contains; of equal ones, the first."""
+    for place, ids in enumerate(phrases):
+        others = (other for at, other in enumerate(phrases) if at < place or (at > place and other != ids))
+        if not any(_contains(other, ids) for other in (begin, *others)):
+            yield ids
 
 
 def _between(marks: Marks, ids: Sequence[int]) -> Iterator[list[int]]:

@@ -160,7 +160,7 @@ class ChatRequest(Request):
 class InspectRequest(ChatRequest):
     """Body of ``/v1/chat/inspect``: that of a chat, and the reply to look into."""
 
-    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
+    choice: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] = 0
     top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 10
 
 

@@ -53,6 +53,20 @@ def test_greedy_ends_what_would_choose_another_reply() -> None:
     assert (decode.beam, decode.length_penalty, decode.select, decode.candidates) == (1, 0.0, "score", 0)
 
 
+def test_only_what_takes_the_most_probable_tokens_is_called_greedy() -> None:
+    chat = conversation()
+    assert chat.feed("/beam 1") == ["(greedy)"]
+    assert chat.feed("/beam 2") == ["(beam search, 2 beams)"]
+    for settings in ("length_penalty=1", "length_penalty=0 select=mbr candidates=9"):
+        chat.feed(f"/set {settings}")
+        assert chat.feed("/beam 1") == ["(beam search, 1 beam)"]
+    chat.feed("/set length_penalty=0 select=score")
+    chat.feed("/sample")
+    chat.feed("/set select=mbr candidates=9")
+    (told,) = chat.feed("/seed 3")
+    assert told.endswith("best of 9)")
+
+
 def test_help_explains_the_scores_that_are_shown() -> None:
     chat = conversation()
     assert "log-probabilities" in " ".join(chat.feed("/help"))

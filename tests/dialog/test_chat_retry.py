@@ -84,3 +84,14 @@ def test_a_stopped_retry_leaves_the_reply(monkeypatch: pytest.MonkeyPatch) -> No
     chat.conversation.exchanges[0] = replace(before[0], said=Utterance("A", "wait"))
     assert chat.feed("/retry") == ["the model's probabilities are not numbers"]
     assert chat.conversation.exchanges[0].reply == before[0].reply
+
+
+def test_retry_keeps_the_reply_where_rules_leave_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = conversation()
+    chat.feed("hello")
+    chat.feed("/sample")
+    before = chat.conversation.exchanges[0]
+    monkeypatch.setattr(Conversation, "_respond", lambda *_: replace(before, hypotheses=(), texts=()))
+    (answer,) = chat.feed("/retry")
+    assert "no other reply was found" in answer
+    assert chat.conversation.exchanges == [before]

@@ -9,6 +9,7 @@ from dialog.corpora.columns import ReadOptions
 from dialog.corpora.corpus import load_dialogs
 from dialog.corpora.detection import DETECTORS
 from dialog.corpora.formats import DETECTED, FORMATS, PAGE, beginning_of_dialogs
+from dialog.corpora.replies import ReplyLink, in_reply_order
 from dialog.corpora.sources import TEXT_READERS, detect_format, read_source
 from lm.errors import DataError
 from lm.text.lines import InputLog
@@ -342,3 +343,9 @@ def test_few_lines_that_look_like_a_speaker_are_text(tmp_path: Path) -> None:
         ["it rains", "oh: really", "yes"],
         ["B: so", "well"],
     ]
+
+
+def test_turns_that_share_an_id_keep_their_order() -> None:
+    links = [ReplyLink("b", "a"), ReplyLink("a", ""), ReplyLink("c", "b")]
+    assert [*in_reply_order("xyz", links)] == [*"yxz"]
+    assert [*in_reply_order("xyz", [*links[:2], ReplyLink("a", "b")])] == [*"xyz"]

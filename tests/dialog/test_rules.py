@@ -235,7 +235,10 @@ def test_words_become_tokens_or_are_refused() -> None:
     found = texts(forbid=["<unk>", "i <unk>", "zebra <unk>"])
     assert found.forbid == [[unknown], [*codec.encode("i"), unknown]], "responses can contain <unk> itself"
     assert texts(begin="i like rain .", require=["like rain"]).require, "the beginning has it"
+    for phrases in (["i like you like", "you like"], ["rain", "i like you", "rain", "like"]):
+        assert len(texts(require=phrases).require) == len(phrases), "what another contains takes no room"
     for keys, message in [
+        ({"require": ["rain you like", "like i like"]}, r"have 6 tokens, more than .* = 5"),
         ({"require": ["a zebra"]}, r"decode\.require 'a zebra': not in the run's vocabulary"),
         ({"require": ["é" * 999]}, r"decode\.require 'é{60}': not in the run's vocabulary"),
         ({"require": ["a <unk>"]}, r"decode\.require 'a <unk>': not in the run's vocabulary"),

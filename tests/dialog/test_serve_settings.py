@@ -12,7 +12,7 @@ from dialog.serve.settings import decoding
 from dialog.trained import TrainedModel
 from lm.serve.answers import Answer, Choice, Form, Token
 from lm.serve.failure import ApiError
-from lm.serve.protocol import ChatRequest, refused
+from lm.serve.protocol import COLDEST, MAX_BEAMS, ChatRequest, InspectRequest, refused
 from tests.support.chat_requests import parsed_chat
 
 
@@ -154,3 +154,23 @@ def test_the_rows_of_a_request_are_its_beams_or_samples(
     tiny: TrainedModel, more: dict[str, Any], rows: int
 ) -> None:
     assert ServedDialog(tiny, "", 0).chat_job(parsed_chat(**more)).rows == rows
+
+
+def test_a_temperature_that_may_overflow_is_refused() -> None:
+    cold = {"method": "sample", "temperature": COLDEST / 2}
+    with pytest.raises(ApiError, match=f"^decode.temperature: must be at least {COLDEST} here$"):
+        decoding(parsed_chat(decode=cold), DecodeConfig())
+    assert decoding(parsed_chat(decode=cold), DecodeConfig(method="sample", temperature=COLDEST / 4))
+
+
+def test_every_reply_that_a_search_may_keep_can_be_inspected() -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "well"}]}
+    assert InspectRequest.model_validate(body | {"choice": MAX_BEAMS - 1}).choice == MAX_BEAMS - 1
+    with pytest.raises(ValidationError, match="less than 50"):
+        InspectRequest.model_validate(body | {"choice": MAX_BEAMS})
+
+
+def test_a_job_has_a_row_for_each_hypothesis_of_its_search(tiny: TrainedModel) -> None:
+    run = ServedDialog(tiny, "", 0)
+    assert run.chat_job(parsed_chat(decode={"beam": 7})).rows == 7
+    assert run.chat_job(parsed_chat(decode={"method": "sample", "nbest": 5})).rows == 5

@@ -20,7 +20,7 @@ from lm.language.trained import READ_LENGTH, TrainedLm
 from lm.serve.app import Server
 from lm.serve.failure import ApiError
 from lm.serve.gate import Policy
-from lm.serve.protocol import CompletionRequest
+from lm.serve.protocol import MAX_TOKENS, CompletionRequest
 from lm.steps import unchecked
 from lm.trunks.config import TransformerConfig
 from tests.support.bad_requests import VALID, bad_requests
@@ -99,12 +99,21 @@ def test_log_probabilities_streams_and_stops(client: openai.OpenAI, trained: Tra
         assert len(top) == 2
         assert max(top.values()) >= (own or 0) - 1e-9
         assert math.fsum(map(math.exp, top.values())) <= 1 + 1e-9
-    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
-    assert streamed == choice.text
+    chunks = [*client.completions.create(**asked, stream=True, logprobs=2)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    offsets = [at for chunk in chunks if (own := chunk.choices[0].logprobs) for at in own.text_offset or ()]
+    assert offsets == choice.logprobs.text_offset
     stop = choice.text.split()[4]
     (cut,) = client.completions.create(**asked, stop=stop).choices
     assert cut.text == choice.text[: choice.text.index(stop)]
     assert cut.finish_reason == "stop"
+
+
+def test_texts_have_a_limit() -> None:
+    asked = CompletionRequest.model_validate(
+        {"model": "tiny", "prompt": ["a"], "max_tokens": 10 * MAX_TOKENS}
+    )
+    assert generating(asked).max_tokens == MAX_TOKENS
 
 
 @pytest.mark.parametrize("make", [tiny_lm, partial(tiny_lm, cell=CELLS[2]), transformer])

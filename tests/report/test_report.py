@@ -22,7 +22,7 @@ from lm.cli import main as lm_main
 from lm.config.load import load_config, save_config
 from lm.language.config import LmConfig
 from lm.language.report import FAMILY as LM
-from lm.report.charts import Series, line_chart, linear_ticks, log_ticks
+from lm.report.charts import Series, line_chart, linear_ticks, log_ticks, percent
 from lm.report.page import report_of
 from lm.report.train_command import train_command
 from lm.runs.checkpoint import CheckpointStore
@@ -358,3 +358,7 @@ def test_a_browser_shows_and_prints_it(tmp_path: Path) -> None:
     assert (tmp_path / "r.png").stat().st_size > 20_000, "an empty page has 2 kB"
     dom = start([str(CHROMIUM), *options, "--dump-dom", out.as_uri()]).stdout.decode()
     assert "b is better than a" in dom
+
+
+def test_a_small_change_has_two_digits() -> None:
+    assert [percent(value) for value in (0.0, 0.0094, 0.0096, -0.071)] == ["0%", "+0.94%", "+1.0%", "−7.1%"]
