@@ -5,6 +5,7 @@ import math
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,13 @@ def test_equal_openings_are_told_apart_by_topic() -> None:
     ]
     items = build_references(TRAIN, same)
     assert align_references(items[::-1], same, "f") == items
+
+
+def test_items_of_unknown_topics_go_to_equal_contexts_in_order() -> None:
+    said = (Utterance("A", "hello"), Utterance("B", "hi there"))
+    same = [Dialog(f"d{number}", topic, said) for number, topic in enumerate("aba")]
+    items = [replace(item, topic="elsewhere") for item in build_references(TRAIN, same)]
+    assert align_references(items, same, "f") == items
 
 
 def test_misfits_are_counted_and_the_first_is_named() -> None:

@@ -14,7 +14,7 @@ from dialog.evaluate import (
     score_responses,
 )
 from dialog.metrics.bleu import bleu_by_context, count_overlaps
-from dialog.metrics.distinct import diversity, loops, warnings
+from dialog.metrics.distinct import FEW, diversity, loops, warnings
 from dialog.metrics.scores import (
     CONSTANT_ANSWERS,
     BleuVersion,
@@ -127,6 +127,12 @@ def test_loops_count_as_those_of_a_model_above_twice_the_share_of_people() -> No
         )
         told = warnings(diversity(answers), diversity(people), 30, DecodeConfig(), by_words=True)
         assert len(told) == warned, (found, human)
+
+
+def test_a_few_responses_get_no_warnings() -> None:
+    looping, people = diversity([[["a", "b", "c"] * 3]] * 30), diversity([[[str(n)]] for n in range(30)])
+    told = [warnings(looping, people, count, DecodeConfig(), by_words=True) for count in (FEW - 1, FEW)]
+    assert (told[0], bool(told[1])) == ([], True)
 
 
 @pytest.mark.parametrize("seed", range(5))
