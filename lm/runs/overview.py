@@ -142,7 +142,7 @@ def _state(run: Path, train: dict[str, Any], progress: dict[str, Any] | None) ->
         return "not begun" if progress is None else "imported"
     limits = (("max_steps", "step"), ("max_epochs", "epoch"), ("patience", "stale"))
     reached = any(train[limit] and progress[count] >= train[limit] for limit, count in limits)
-    late = 0 < 60 * train["max_minutes"] <= progress["seconds"]
-    trigger = train["stop_trigger"]
-    worse = bool(trigger) and nonmonotonic(progress["history"], trigger)
+    late = 0 < 60 * train.get("max_minutes", 0) <= progress["seconds"]
+    trigger = train.get("stop_trigger", 0)
+    worse = bool(trigger) and nonmonotonic(progress.get("history", ()), trigger)
     return "finished" if reached or late or worse else "interrupted"

@@ -193,7 +193,7 @@ def _record(
 
 
 def _require_seals(study: optuna.Study) -> None:
-    """Raise ValueError for an ended trial that was changed. Those of version 0.1 have no seal."""
+    """Raise ValueError for an ended trial that was changed. Those of earlier versions have no seal."""
     for frozen in study.get_trials(deepcopy=False):
         attributes = frozen.user_attrs
         if frozen.state == TrialState.RUNNING or SEAL not in attributes:

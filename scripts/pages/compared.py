@@ -96,7 +96,9 @@ PAIRS = {  # labels of further tests by file
         (f"Mogrifier, {SOFTMAX_X4}", SOFTMAX_X4),
         (f"Mogrifier, {MOS}", MOS),
         (f"{SOFTMAX_X4}, rate .006, dropout .1", f"{SOFTMAX}, rate .006, dropout .1"),
+        (f"{MOS}, rate .006, dropout .1", f"{SOFTMAX}, rate .006, dropout .1"),
         (f"{MOS}, rate .006, dropout .1", f"{SOFTMAX_X4}, rate .006, dropout .1"),
+        (CPR, f"{SOFTMAX_X4}, rate .006, dropout .1"),
     ),
 }
 SETTINGS = {  # labels of heads, and what each heading adds to them, of a grid of leads by file
