@@ -45,9 +45,9 @@ def texts_of(
 
 def _separate(begin: Sequence[int], phrases: Sequence[list[int]]) -> Iterator[list[int]]:
     """The phrases that neither the beginning nor another phrase contains; of equal ones, the first."""
-    for place, ids in enumerate(phrases):
-        others = (other for at, other in enumerate(phrases) if at < place or (at > place and other != ids))
-        if not any(_contains(other, ids) for other in (begin, *others)):
+    distinct = [ids for place, ids in enumerate(phrases) if ids not in phrases[:place]]
+    for ids in distinct:
+        if not any(_contains(other, ids) for other in (begin, *distinct) if other is not ids):
             yield ids
 
 

@@ -221,8 +221,7 @@ def gates(
     spare_texts(json_file, runs, data)
     from lm.analysis.gates import gate_statistics, gate_tables, require_gates
 
-    require_texts(runs, data, require_gates)
-    steps = opened_with_text(runs, data, limit, checkpoint)
+    steps = opened_with_text(runs, data, limit, checkpoint, fits=require_gates)
     report_runs(json_file, measured(steps, gate_statistics), gate_tables)
 
 

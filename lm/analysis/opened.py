@@ -27,15 +27,17 @@ def opened_with_text(
     checkpoint: str,
     every: bool = False,
     group: Group = ALONE,
+    fits: "Callable[[LmConfig], object] | None" = None,
 ) -> Iterator[OpenedText]:
     """Yield one checkpoint of each run, or ``every`` stored one, with the text to analyse.
 
     StorageError if a path is no run, and DataError if a run has no test split and needs one, before any run
-    is loaded. WorkerError where they differ among the processes of a group.
+    is loaded. ConfigError of ``fits``, as of :func:`require_texts`. WorkerError where they differ among the
+    processes of a group.
     """
     from lm.language.trained import TrainedLm
 
-    require_texts(runs, data)
+    require_texts(runs, data, fits)
     for opened in opened_models(runs, checkpoint, every, TrainedLm.load):
         trained = replace(opened.trained, group=group)
         with naming(opened, data):

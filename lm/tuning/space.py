@@ -120,11 +120,12 @@ def load_space(source: str, base: Resolved[C], schema: type[C], *, family: str) 
                 raise ConfigError(f"{where}: {name} is both in the space and in --set; remove one of them")
             taken.add(name)
         found.append(parameter)
-    for parameter in found:
-        _require_valid(parameter, tuple(found), base, schema)
+    space = tuple(found)
+    for parameter in space:
+        _require_valid(parameter, space, base, schema)
         for name in (parameter.key, *parameter.also):
             require_read(base.config, name, f"{parameter.where}: ", taken)
-    return tuple(found)
+    return space
 
 
 def _also(key: str, entry: object, where: str, schema: type[C]) -> tuple[str, ...]:

@@ -168,9 +168,3 @@ def test_every_reply_that_a_search_may_keep_can_be_inspected() -> None:
     assert InspectRequest.model_validate(body | {"choice": MAX_BEAMS - 1}).choice == MAX_BEAMS - 1
     with pytest.raises(ValidationError, match="less than 50"):
         InspectRequest.model_validate(body | {"choice": MAX_BEAMS})
-
-
-def test_a_job_has_a_row_for_each_hypothesis_of_its_search(tiny: TrainedModel) -> None:
-    run = ServedDialog(tiny, "", 0)
-    assert run.chat_job(parsed_chat(decode={"beam": 7})).rows == 7
-    assert run.chat_job(parsed_chat(decode={"method": "sample", "nbest": 5})).rows == 5
